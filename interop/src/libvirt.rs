@@ -22,16 +22,19 @@ pub fn save_formats() -> Vec<&'static str> {
     Format::ALL.iter().filter(|format| format.is_libvirt()).map(|format| format.word()).collect()
 }
 
-/// Sets up the namespaces and runs the daemon. $1: the root; $2: the test's directory.
+/// Sets up the namespaces and runs the daemon. $1: the root; $2: the test's directory; $3: the host's name; $4: a directory that
+/// daemons share. The daemon's `/run/libvirt` is `run` of the test's directory.
 const START: &str = r#"
 set -e
 mount --make-rprivate /
+hostname "$3"
 mount --bind "$1" "$1"
 for place in run var/lib/libvirt var/log var/cache tmp etc/libvirt; do
     mount -t tmpfs tmpfs "$1/$place"
 done
-mkdir -p "$1$2" "$1/run/libvirt" "$2/run"
+mkdir -p "$1$2" "$1$4" "$1/run/libvirt" "$2/run"
 mount --bind "$2" "$1$2"
+mount --bind "$4" "$1$4"
 mount --bind "$2/run" "$1/run/libvirt"
 mount -t proc proc "$1/proc"
 mount --rbind /dev "$1/dev"
@@ -40,8 +43,10 @@ cp "$2/libvirtd.conf" "$2/qemu.conf" "$1/etc/libvirt/"
 chroot "$1" /usr/sbin/libvirtd --config /etc/libvirt/libvirtd.conf </dev/null &
 cat >/dev/null
 "#;
-const DAEMON: &str = "auth_unix_ro = \"none\"\nauth_unix_rw = \"none\"\nunix_sock_rw_perms = \"0700\"\n\
-                      host_uuid = \"8d5c0a5e-4f0b-4d9a-9a4f-2f1a5f1e0a11\"\n";
+const NAMESPACES: [&str; 4] = ["--mount", "--pid", "--net", "--uts"];
+const DAEMON: &str = "auth_unix_ro = \"none\"\nauth_unix_rw = \"none\"\nunix_sock_rw_perms = \"0700\"\n";
+/// A daemon asks its client every second, and closes the connection after four seconds without an answer.
+const IMPATIENT: &str = "keepalive_interval = 1\nkeepalive_count = 3\n";
 /// Configuration of the driver. The namespaces isolate the daemon, so it needs no other user, control groups
 /// or log daemon.
 const DRIVER: &str = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\ndynamic_ownership = 0\n\
@@ -52,6 +57,17 @@ pub struct Libvirt {
     root: Root,
     process: Child,
     directory: TempDir,
+    /// Where the disks and serial files of domains are: in the directory, or in one that two daemons share.
+    shared: PathBuf,
+}
+
+/// What distinguishes a daemon from others.
+struct Place<'a> {
+    host: &'a str,
+    /// Last digit of the host's UUID.
+    digit: char,
+    shared: Option<&'a Path>,
+    is_impatient: bool,
 }
 
 impl Libvirt {
@@ -60,22 +76,37 @@ impl Libvirt {
     /// # Errors
     /// If the root exists, but the daemon does not answer.
     pub fn start_for(test: &str) -> Result<Option<Self>, Failure> {
-        let Some(root) = Root::libvirt_for(test) else { return Ok(None) };
-        let probe = Command::new("unshare").args(["--mount", "--pid", "--net", "--fork", "true"]).output();
-        match probe {
-            Ok(output) if output.status.success() => Self::start(root).map(Some),
-            Ok(output) => {
-                skip(test, &format!("no namespaces: {}", String::from_utf8_lossy(&output.stderr).trim()));
-                Ok(None)
-            }
-            Err(error) => {
-                skip(test, &format!("unshare: {error}"));
-                Ok(None)
-            }
-        }
+        let place = Place { host: "alone", digit: '1', shared: None, is_impatient: false };
+        Self::root_for(test).map(|root| Self::start(root, &place)).transpose()
     }
 
-    fn start(root: Root) -> Result<Self, Failure> {
+    /// Starts two daemons on hosts of their own, whose domains have their disks and serial files in `shared`. Both close a control
+    /// connection on which nothing arrives for four seconds. If that is impossible here, reports `test` as skipped.
+    ///
+    /// # Errors
+    /// If the root exists, but a daemon does not answer.
+    pub fn pair_for(test: &str, shared: &Path) -> Result<Option<[Self; 2]>, Failure> {
+        let Some(root) = Self::root_for(test) else { return Ok(None) };
+        let place = |host, digit| Place { host, digit, shared: Some(shared), is_impatient: true };
+        let source = Self::start(root.clone(), &place("source", '2'))?;
+        Ok(Some([source, Self::start(root, &place("destination", '3'))?]))
+    }
+
+    /// The root, if daemons can run here.
+    fn root_for(test: &str) -> Option<Root> {
+        let root = Root::libvirt_for(test)?;
+        let probe = Command::new("unshare").args(NAMESPACES).args(["--fork", "true"]).output();
+        match probe {
+            Ok(output) if output.status.success() => return Some(root),
+            Ok(output) => {
+                skip(test, &format!("no namespaces: {}", String::from_utf8_lossy(&output.stderr).trim()))
+            }
+            Err(error) => skip(test, &format!("unshare: {error}")),
+        }
+        None
+    }
+
+    fn start(root: Root, at: &Place<'_>) -> Result<Self, Failure> {
         let directory = tempfile::Builder::new()
             .prefix("sterna-")
             .tempdir()
@@ -84,21 +115,27 @@ impl Libvirt {
         let put = |name: &str, text: &str| {
             std::fs::write(place(name), text).map_err(|error| format!("{}: {error}", place(name).display()))
         };
-        put("libvirtd.conf", DAEMON)?;
-        put("qemu.conf", DRIVER)?;
+        let patience = if at.is_impatient { IMPATIENT } else { "" };
+        let uuid = format!("host_uuid = \"8d5c0a5e-4f0b-4d9a-9a4f-2f1a5f1e0a1{}\"\n", at.digit);
+        put("libvirtd.conf", &format!("{DAEMON}{uuid}{patience}"))?;
+        put("qemu.conf", &format!("{DRIVER}{patience}"))?;
+        let shared = at.shared.unwrap_or(directory.path()).to_owned();
         put("start", START)?;
         let log = std::fs::File::create(place("log")).map_err(|error| format!("log: {error}"))?;
         let process = Command::new("unshare")
-            .args(["--mount", "--pid", "--net", "--fork", "--kill-child", "sh"])
+            .args(NAMESPACES)
+            .args(["--fork", "--kill-child", "sh"])
             .arg(place("start"))
             .arg(root.path())
             .arg(directory.path())
+            .arg(at.host)
+            .arg(&shared)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .map_err(|error| format!("unshare: {error}"))?;
-        let mut libvirt = Self { root, process, directory };
+        let mut libvirt = Self { root, process, directory, shared };
         libvirt.wait_until_it_answers()?;
         Ok(libvirt)
     }
@@ -148,15 +185,20 @@ impl Libvirt {
         }
     }
 
+    /// virsh with these arguments, ready to be run.
+    pub fn virsh_command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.root.command("virsh");
+        command.arg("--connect").arg(format!("qemu:///system?socket={}", self.socket().display()));
+        command.args(arguments).stdin(Stdio::null());
+        command
+    }
+
     /// Runs virsh and returns its output.
     ///
     /// # Errors
     /// The message of virsh.
     pub fn virsh(&self, arguments: &[&str]) -> Result<String, Failure> {
-        let socket = self.socket();
-        let mut command = self.root.command("virsh");
-        command.arg("--connect").arg(format!("qemu:///system?socket={}", socket.display())).args(arguments);
-        let output = command.stdin(Stdio::null()).output().map_err(|error| format!("virsh: {error}"))?;
+        let output = self.virsh_command(arguments).output().map_err(|error| format!("virsh: {error}"))?;
         if output.status.success() {
             Ok(String::from_utf8_lossy(&output.stdout).into_owned())
         } else {
@@ -171,8 +213,29 @@ impl Libvirt {
     /// # Errors
     /// The refusal of libvirt.
     pub fn create(&self, name: &str, machine: &str, memory_mib: u64) -> Result<(), Failure> {
-        let disk = self.directory().join(format!("{name}.img"));
+        self.create_with_disk(name, machine, memory_mib, None)
+    }
+
+    /// Does the same as [`create`](Self::create), with a second disk: a raw file that each host has for itself.
+    ///
+    /// # Errors
+    /// The refusal of libvirt.
+    pub fn create_with_disk(
+        &self,
+        name: &str,
+        machine: &str,
+        memory_mib: u64,
+        second: Option<&Path>,
+    ) -> Result<(), Failure> {
+        let disk = self.shared.join(format!("{name}.img"));
         boot_disk(&disk, memory_mib)?;
+        let second = second.map_or_else(String::new, |file| {
+            format!(
+                "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{}'/>\
+                 <target dev='vdb' bus='virtio'/></disk>",
+                file.display()
+            )
+        });
         let (target, bus) = if machine == "pc" { ("hda", "ide") } else { ("sda", "sata") };
         let xml = format!(
             "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><name>{name}</name>\
@@ -180,7 +243,7 @@ impl Libvirt {
              <os><type arch='x86_64' machine='{machine}'>hvm</type><boot dev='hd'/></os>\
              <features><acpi/></features><devices><emulator>/usr/bin/qemu-system-x86_64</emulator>\
              <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{}'/>\
-             <target dev='{target}' bus='{bus}'/></disk>\
+             <target dev='{target}' bus='{bus}'/></disk>{second}\
              <serial type='file'><source path='{}' append='on'/></serial>\
              <memballoon model='none'/></devices>\
              <qemu:commandline><qemu:arg value='-qmp'/>\
@@ -196,7 +259,7 @@ impl Libvirt {
 
     /// Socket of a second monitor of the domain's QEMU, without a client: for `sterna save`.
     pub fn operator_socket(&self, name: &str) -> PathBuf {
-        self.directory().join(format!("{name}.operator"))
+        self.shared.join(format!("{name}.operator"))
     }
 
     /// The complete serial output of the domain, in every machine in which it ran.
@@ -235,8 +298,9 @@ impl Libvirt {
         std::fs::read_to_string(self.directory().join("log")).unwrap_or_default()
     }
 
-    fn serial_file(&self, name: &str) -> PathBuf {
-        self.directory().join(format!("{name}.serial"))
+    /// File of the serial output.
+    pub fn serial_file(&self, name: &str) -> PathBuf {
+        self.shared.join(format!("{name}.serial"))
     }
 }
 

@@ -15,6 +15,7 @@ mod library;
 mod libvirt_baseline;
 mod libvirt_domains;
 mod libvirt_images;
+mod libvirt_relay;
 mod qemu_baseline;
 mod qemu_colo;
 mod qemu_convert;

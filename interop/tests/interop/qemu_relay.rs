@@ -17,14 +17,14 @@ fn builder(root: &Root) -> Builder {
 }
 
 /// A `sterna relay` process. It is killed on drop.
-struct Relay {
+pub struct Relay {
     process: Child,
-    address: String,
+    pub address: String,
     said: Arc<Mutex<String>>,
 }
 
 impl Relay {
-    fn start(arguments: &[&str]) -> Result<Self, Failure> {
+    pub fn start(arguments: &[&str]) -> Result<Self, Failure> {
         let mut command: Command = sterna();
         command.arg("relay").args(arguments).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut process = command.spawn().map_err(|error| format!("sterna: {error}"))?;
@@ -39,11 +39,11 @@ impl Relay {
         Ok(Self { process, address, said })
     }
 
-    fn said(&self) -> String {
+    pub fn said(&self) -> String {
         self.said.lock().unwrap().clone()
     }
 
-    fn wait_until_it_says(&self, text: &str) -> Result<(), Failure> {
+    pub fn wait_until_it_says(&self, text: &str) -> Result<(), Failure> {
         let begin = Instant::now();
         while !self.said().contains(text) {
             if begin.elapsed() > PATIENCE {
@@ -64,14 +64,14 @@ impl Drop for Relay {
 
 /// A network between the relays that the test cuts.
 #[derive(Clone, Default)]
-struct Network {
+pub struct Network {
     connections: Arc<Mutex<Vec<TcpStream>>>,
     is_away: Arc<AtomicBool>,
 }
 
 impl Network {
     /// Listens, and connects each connection to `to`. Returns the port.
-    fn start(&self, to: &str) -> Result<u16, Failure> {
+    pub fn start(&self, to: &str) -> Result<u16, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
         let port = listener.local_addr().map_err(|error| error.to_string())?.port();
         let (network, to) = (self.clone(), to.strip_prefix("tcp:").unwrap_or(to).to_owned());
@@ -91,7 +91,7 @@ impl Network {
         Ok(port)
     }
 
-    fn away(&self, is_away: bool) {
+    pub fn away(&self, is_away: bool) {
         self.is_away.store(is_away, Ordering::SeqCst);
         for connection in self.connections.lock().unwrap().drain(..) {
             let _ = connection.shutdown(Shutdown::Both);
