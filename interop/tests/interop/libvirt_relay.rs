@@ -151,7 +151,7 @@ impl Hosts {
 /// When the network goes away.
 #[derive(Debug, Clone, Copy)]
 enum Cut {
-    /// So long after the begin: while the domain is prepared, or disks are copied.
+    /// So long after the begin: while disks are copied.
     After(Duration),
     /// When the source's relay reports this.
     In(&'static str),
@@ -283,14 +283,15 @@ fn migration_that_virsh_aborts_while_the_network_is_away_leaves_the_guest_at_the
 
 /// Every way, with an outage in every phase that it has.
 #[test]
-#[ignore = "five minutes: cargo test -p sterna-interop --test interop outages_in_every_phase -- --ignored"]
+#[ignore = "three minutes: cargo test -p sterna-interop --test interop outages_in_every_phase -- --ignored"]
 fn virsh_migrates_through_relays_with_outages_in_every_phase() -> Result<(), Failure> {
     let test = "virsh_migrates_through_relays_with_outages_in_every_phase";
     let Some(hosts) = Hosts::start_for(test)? else { return Ok(()) };
     for options in [PLAIN, PARALLEL, POSTCOPY, STORAGE, PEER_TO_PEER] {
         let last = if options == POSTCOPY { "postcopy" } else { "end of the stream" };
-        let early = [0, 100, 1000].map(|time| Cut::After(Duration::from_millis(time)));
-        for cut in early.into_iter().chain([Cut::In("RAM, round 1"), Cut::In(last)]) {
+        // A connection that is closed before the relays have met is a refusal, so the network is never cut there.
+        let copying = (options == STORAGE).then_some(Cut::After(Duration::from_millis(1500)));
+        for cut in copying.into_iter().chain([Cut::In("RAM, round 1"), Cut::In(last)]) {
             hosts.migrate_with_an_outage(options, cut)?;
         }
     }
