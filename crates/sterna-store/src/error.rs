@@ -124,7 +124,7 @@ pub enum StoreError {
     ///
     /// It is refused because the user expects an image that only holders of the key can have written.
     #[error(
-        "{name} is not encrypted, but a key was given; leave --key out if the image may come from anybody"
+        "{name} is not encrypted, but a key was given; leave --key out if any user may have written the image"
     )]
     NotEncrypted {
         /// Path or address of the image.
@@ -136,6 +136,14 @@ pub enum StoreError {
     )]
     BadKey {
         /// Path of the file.
+        name: String,
+    },
+    /// A garbage collection took a save for dead, because the save had not written its lease for a day.
+    #[error(
+        "{name}: the save took so long that a garbage collection may have removed its frames; repeat the save"
+    )]
+    LeaseLost {
+        /// Address of the store.
         name: String,
     },
     /// The base of a layer was not found.

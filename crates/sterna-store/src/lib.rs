@@ -8,6 +8,7 @@
 //! | `write` | [`ImageWriter`]: writes extents from several threads |
 //! | `read` | [`StoredImage`]: pages and files at random, layers, the check of all frames |
 //! | `blob` | [`Blob`]: random access to a file, an object, or memory |
+//! | `store` | [`ImageStore`]: names, packs, garbage collection over `Objects` |
 //! | `objects` | [`Objects`]: the interface of an object storage |
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
@@ -16,11 +17,14 @@ mod blob;
 mod digest;
 mod error;
 mod frame;
+#[doc(hidden)]
+pub mod internals;
 mod key;
 mod layout;
 mod objects;
 mod read;
 mod recipe;
+mod store;
 mod write;
 
 pub use blob::{Blob, FileBlob, MemoryBlob};
@@ -31,4 +35,5 @@ pub use layout::{Block, EXTENT_LEAST, EXTENT_MOST, PAGE_BYTES, StoredFile};
 pub use objects::{Condition, Listed, Objects, Tag, Upload};
 pub use read::{Bases, Checked, Damage, FileBases, FileReader, NoBases, PagePlace, StoredImage};
 pub use recipe::{Piece, Recipe};
+pub use store::{Collected, DirectoryObjects, ImageStore, NamedImage, Place, StoreStat};
 pub use write::{ImageWriter, WriteLane, WriteOptions, Written, publish};

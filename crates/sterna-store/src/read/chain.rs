@@ -90,7 +90,13 @@ pub(super) fn open(
     key: Option<&Key>,
     bases: &dyn Bases,
 ) -> Result<Arc<StoredImage>, StoreError> {
-    link(StoredImage::open_one(blob, key)?, key, bases)
+    let image = StoredImage::open_one(blob, key)?;
+    if image.is_packed() {
+        let text =
+            format!("{} is the index of a store: give the image as store:DIRECTORY#NAME", image.name());
+        return Err(StoreError::Request(text));
+    }
+    link(image, key, bases)
 }
 
 /// Opens the bases of `top`.

@@ -10,6 +10,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+pub(crate) use chain::link;
 pub use chain::{Bases, FileBases, NoBases};
 pub use check::{Checked, Damage};
 pub(crate) use source::{FrameSource, PlainSource};
@@ -422,17 +423,13 @@ impl StoredImage {
         &self.index
     }
 
-    pub(crate) fn crypt(&self) -> &Crypt {
-        &self.crypt
+    pub(crate) fn is_packed(&self) -> bool {
+        self.header.incompatible & features::PACKS != 0
     }
 
     pub(crate) fn with_source(mut self, source: Box<dyn FrameSource>) -> Self {
         self.source = source;
         self
-    }
-
-    pub(crate) fn source(&self) -> &dyn FrameSource {
-        &*self.source
     }
 
     fn at_frame(&self, frame: u32, error: StoreError) -> StoreError {

@@ -16,11 +16,6 @@ pub(crate) trait FrameSource: Send + Sync {
 
     /// Length of the blob with the index, in bytes.
     fn len_bytes(&self) -> u64;
-
-    /// The blob of a plain file.
-    fn blob(&self) -> Option<&Arc<dyn Blob>> {
-        None
-    }
 }
 
 /// A plain file or object, which has all frames.
@@ -45,9 +40,5 @@ impl FrameSource for PlainSource {
 
     fn len_bytes(&self) -> u64 {
         self.blob.len_bytes()
-    }
-
-    fn blob(&self) -> Option<&Arc<dyn Blob>> {
-        Some(&self.blob)
     }
 }

@@ -9,6 +9,9 @@ use crate::error::StoreError;
 use crate::layout::PAGE_BYTES;
 use crate::read::StoredImage;
 
+/// Limit of the bytes that are not pages, which are in memory while they are copied.
+const BYTES_MOST: u64 = 8 << 30;
+
 impl StoredImage {
     /// Writes RAM and files of this image, with the pages of its bases, to `writer`, with `threads` threads.
     ///
@@ -45,7 +48,11 @@ impl StoredImage {
             return Err(error);
         }
         let last = self.index().blocks.len() - 1;
-        let mut bytes = vec![0; self.index().blocks[last].length_bytes as usize];
+        let length = self.index().blocks[last].length_bytes;
+        if length > BYTES_MOST {
+            return Err(StoreError::TooLarge { name: self.name().to_owned(), limit_bytes: BYTES_MOST });
+        }
+        let mut bytes = vec![0; length as usize];
         self.read(last, 0, &mut bytes)?;
         writer.state.lock().bytes = bytes;
         writer.complete_with(self.files().to_vec())

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 pub use sink::publish;
-pub(crate) use sink::{FileSink, FrameSink};
+pub(crate) use sink::{FileSink, FrameSink, sync_directory};
 
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -151,6 +151,17 @@ impl ImageWriter {
         Ok(Self { sink, header, crypt, options, blocks, name, state: Mutex::new(state) })
     }
 
+    /// Adds frames that are stored already, and that extents may name.
+    pub(crate) fn preload(&self, frames: Vec<FrameEntry>) {
+        let mut state = self.state.lock();
+        for frame in frames {
+            let next = state.frames.len() as u32;
+            if *state.known.entry(frame.digest).or_insert(next) == next {
+                state.frames.push(frame);
+            }
+        }
+    }
+
     /// Bytes of an extent.
     pub fn extent_bytes(&self) -> u32 {
         self.header.extent_bytes
@@ -241,6 +252,7 @@ impl ImageWriter {
         let packs = self.sink.flush()?;
         let mut state = self.state.into_inner();
         sort(&mut state);
+        let packs = used_packs(&packs, &mut state.frames);
         let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let base = self.options.base.as_ref().map(|base| (base.digest(), base.base_hint()));
         let ram = &state.extents[..state.extents.len() - 1];
@@ -442,6 +454,20 @@ fn sort(state: &mut State) {
             }
         }
     }
+}
+
+/// The packs that frames name. The frames are numbered by them.
+fn used_packs(packs: &[[u8; 16]], frames: &mut [FrameEntry]) -> Vec<[u8; 16]> {
+    let (mut used, mut last) = (Vec::new(), None);
+    for frame in frames.iter_mut().filter(|_| !packs.is_empty()) {
+        if last != Some(frame.pack) {
+            last = Some(frame.pack);
+            used.push(packs[frame.pack as usize]);
+        }
+        // The frames are in the order of their packs, so that the new order is the same.
+        frame.pack = used.len() as u32 - 1;
+    }
+    used
 }
 
 pub(crate) fn random(to: &mut [u8], name: &str) -> Result<(), StoreError> {

@@ -4,3 +4,4 @@ mod common;
 mod damage;
 mod layers;
 mod round_trips;
+mod stores;
