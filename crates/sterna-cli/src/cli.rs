@@ -3,8 +3,9 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, cancel, convert, decide, demo, diff, extract, info, inspect, migrate, plan, protect, rdma,
-    recover, relay, repair, report, restore, run, save, serve, standby, takeover, unprotect, upgrade, verify,
+    bench, cancel, convert, decide, demo, diff, extract, info, inspect, layers, migrate, plan, protect, rdma,
+    recover, relay, repair, report, restore, run, save, serve, standby, store, takeover, unprotect, upgrade,
+    verify,
 };
 use crate::exit;
 
@@ -66,6 +67,12 @@ pub enum Command {
     Extract(extract::Arguments),
     /// Compare two images: pages, devices by their fields, configuration
     Diff(diff::Arguments),
+    /// Write an image in Sterna's own format as a layer over another base
+    Rebase(layers::Rebase),
+    /// Write a layer with all pages of its bases, so that it needs no other image
+    Flatten(layers::Flatten),
+    /// List, remove, check the images of a store, and collect its garbage
+    Store(store::Arguments),
     /// Repair a background snapshot whose bitmaps QEMU never wrote
     Repair(repair::Arguments),
     /// Measure what a migration costs on this machine
@@ -102,6 +109,9 @@ impl Command {
             Self::Relay(arguments) => relay::execute(arguments),
             Self::Extract(arguments) => extract::execute(arguments),
             Self::Diff(arguments) => diff::execute(arguments),
+            Self::Rebase(arguments) => layers::rebase(arguments),
+            Self::Flatten(arguments) => layers::flatten(arguments),
+            Self::Store(arguments) => store::execute(arguments),
             Self::Repair(arguments) => repair::execute(arguments),
             Self::Bench(arguments) => bench::execute(arguments),
             Self::Rdma(arguments) => rdma::execute(arguments),

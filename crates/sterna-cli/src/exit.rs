@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use sterna_drive::DriveError;
-use sterna_image::ImageError;
+use sterna_image::{ImageError, StoreError};
 use sterna_qmp::ClientError;
 use sterna_transport::TransportError;
 
@@ -151,6 +151,7 @@ impl Stop {
             }
             ImageError::Changed { file } if is_source(file) => Status::Unreadable,
             error if error.is_image_at_fault() => Status::Unreadable,
+            ImageError::Store(error) => of_store(error),
             _ => Status::Failed,
         };
         let stop = Self { status, message: error.to_string() };
@@ -197,6 +198,21 @@ impl From<DriveError> for Stop {
 }
 
 /// The status for an output file that was refused before any write.
+fn of_store(error: &StoreError) -> Status {
+    match error {
+        StoreError::Request(_) | StoreError::Conflict { .. } | StoreError::NotEncrypted { .. } => {
+            Status::Usage
+        }
+        StoreError::Missing { .. }
+        | StoreError::KeyNeeded { .. }
+        | StoreError::WrongKey { .. }
+        | StoreError::BadKey { .. }
+        | StoreError::BaseMissing { .. } => Status::Unreadable,
+        error if error.is_image_at_fault() => Status::Unreadable,
+        _ => Status::Failed,
+    }
+}
+
 fn of_file(error: &TransportError) -> Status {
     match error {
         TransportError::FileExists { .. } | TransportError::NotAFile { .. } => Status::Usage,

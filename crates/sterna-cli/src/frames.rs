@@ -61,4 +61,5 @@ pub fn key(path: &Path) -> Result<Key, Stop> {
 /// Whether a path names an image in Sterna's own format.
 pub fn is_place(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "sterna")
+        || path.to_str().is_some_and(|text| text.starts_with("store:"))
 }

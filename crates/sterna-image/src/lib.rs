@@ -34,7 +34,9 @@ pub use format::{Compression, Form, Format};
 pub use model::{BlockShape, ByteOrder, LibvirtHeader, OPAQUE_BYTES, RamShape, Shape};
 pub use read::visitor::PageVisitor;
 pub use read::{Access, Image, MappedBlock, MappedPages, PagePlaces, Preview, ReadAt, Stamp};
-pub use sterna_store::{Key, StoreError, StoredImage, publish};
+pub use sterna_store::{
+    Collected, ImageStore, Key, NamedImage, Place as ImagePlace, StoreError, StoreStat, StoredImage, publish,
+};
 pub use sterna_transport::{CreateOptions, Direct};
 pub use write::{Envelope, FileSink, LegacyWriter, MappedLane, MappedOptions, MappedWriter};
 

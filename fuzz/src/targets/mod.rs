@@ -23,6 +23,10 @@ pub mod relay_session;
 pub mod replica;
 pub mod replica_epoch;
 pub mod return_path;
+pub mod store_header;
+pub mod store_index;
+pub mod store_layers;
+pub mod store_recipe;
 mod stream;
 pub mod uffd_handshake;
 pub mod unpack;
@@ -51,7 +55,7 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// All targets, sorted by name.
-pub const TARGETS: [Target; 27] = [
+pub const TARGETS: [Target; 33] = [
     Target { name: "bare_records", run: bare_records::target, longest: MESSAGE, inputs: 300_000 },
     Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
@@ -75,6 +79,10 @@ pub const TARGETS: [Target; 27] = [
     Target { name: "replica", run: replica::target, longest: 1 << 10, inputs: 100_000 },
     Target { name: "replica_epoch", run: replica_epoch::target, longest: IMAGE, inputs: 60 },
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "store_header", run: store_header::target, longest: 256, inputs: 200_000 },
+    Target { name: "store_index", run: store_index::target, longest: 4 << 10, inputs: 60_000 },
+    Target { name: "store_layers", run: store_layers::target, longest: 512, inputs: 4_000 },
+    Target { name: "store_recipe", run: store_recipe::target, longest: 4 << 10, inputs: 200_000 },
     Target { name: "uffd_handshake", run: uffd_handshake::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "unpack", run: unpack::target, longest: MESSAGE, inputs: 30_000 },
     Target { name: "vfio_user", run: vfio_user::target, longest: MESSAGE, inputs: 300_000 },

@@ -8,7 +8,10 @@ use std::time::Instant;
 
 use serde_json::json;
 use sterna_drive::save::newest_libvirt_format_here;
-use sterna_image::convert::{ConvertOptions, Converted, Input, Output, convert};
+use sterna_image::convert::{
+    ConvertOptions, Converted, Input, Output, convert, convert_directory, copy_image, directory_kind,
+    write_directory,
+};
 use sterna_image::{Access, Direct, Form, Format};
 
 use crate::exit::{Done, Status, Stop};
@@ -25,7 +28,7 @@ The source is not changed. It is checked during the conversion. Without --force-
 written to standard output. If the damage is found in a stream from standard input, the output ends without its end mark, so that no \
 program loads it. The target is written to a temporary file, synced and renamed: it is complete or absent.", format_names()))]
 pub struct Arguments {
-    /// Image to read; `-`: a legacy stream on standard input, compressed or not
+    /// Image to read, or a directory with a snapshot of Firecracker or Cloud Hypervisor; `-`: a legacy stream on standard input, compressed or not
     #[arg(value_name = "SOURCE")]
     pub from: PathBuf,
     /// Image to write; `-`: a legacy stream without container on standard output
@@ -62,6 +65,9 @@ pub struct Arguments {
     /// How an image in Sterna's own format is written.
     #[command(flatten, next_help_heading = "Sterna's own format")]
     pub frames: Frames,
+    /// The source is a diff snapshot of Firecracker: holes of its memory file are pages of the base
+    #[arg(long, requires = "base")]
+    pub diff_snapshot: bool,
     /// File with the key of an encrypted source
     #[arg(long, value_name = "FILE")]
     pub source_key: Option<PathBuf>,
@@ -75,6 +81,9 @@ pub fn execute(arguments: &Arguments) -> Done {
     let started = Instant::now();
     let options = arguments.options()?;
     Interrupts::remove_files()?;
+    if let Some(done) = directory(arguments, &options)? {
+        return Ok(done);
+    }
     if !is_pipe(&arguments.to) {
         terminal::note_stale(&arguments.to);
     }
@@ -91,6 +100,30 @@ pub fn execute(arguments: &Arguments) -> Done {
         false => terminal::note(&sentence(arguments, &converted, seconds)),
     }
     Ok(Status::Done)
+}
+
+/// Converts from or to a directory of Firecracker or Cloud Hypervisor; none if neither side is one.
+fn directory(arguments: &Arguments, options: &ConvertOptions) -> Result<Option<Status>, Stop> {
+    let (from, to) = (&arguments.from, &arguments.to);
+    let stop = |error| Stop::of_image(&error, &[from]);
+    let done = if from.is_dir() {
+        if arguments.format.is_some_and(|format| format != Format::Sterna) {
+            return Err(Stop::usage("a directory of another VMM is converted to the format sterna only"));
+        }
+        convert_directory(from, to, arguments.diff_snapshot, options).map_err(stop)?
+    } else {
+        let kind = if is_pipe(from) { None } else { directory_kind(from, &options.access).map_err(stop)? };
+        if kind.is_none() {
+            return Ok(None);
+        }
+        match arguments.format == Some(Format::Sterna) || frames::is_place(to) {
+            true => copy_image(from, to, options).map_err(stop)?,
+            false => write_directory(from, to, options).map_err(stop)?,
+        }
+    };
+    let (memory, bytes) = (units::bytes(done.ram_bytes), units::bytes(done.bytes));
+    terminal::note(&format!("wrote {}: {} of {memory} of memory, {bytes}", to.display(), done.kind));
+    Ok(Some(Status::Done))
 }
 
 impl Arguments {

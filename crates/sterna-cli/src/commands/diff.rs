@@ -24,6 +24,9 @@ pub struct Arguments {
     /// How images in Sterna's own format are read.
     #[command(flatten)]
     pub opened: Opened,
+    /// Write the second image as a layer over the first, in place of a comparison. The first is in Sterna's own format
+    #[arg(long, value_name = "LAYER", conflicts_with = "json")]
+    pub output: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -37,6 +40,9 @@ pub struct Arguments {
 
 /// Compares the images and prints the differences.
 pub fn execute(arguments: &Arguments) -> Done {
+    if let Some(output) = &arguments.output {
+        return super::layers::layer(&arguments.b, &arguments.a, output, arguments.opened.key.as_deref());
+    }
     let open = |path| Image::open_with(path, &access_of(path, arguments)?).map_err(stop);
     let (a, b) = (open(&arguments.a)?, open(&arguments.b)?);
     warn_of_damage(&a)?;

@@ -58,10 +58,11 @@ impl Feed {
         subject: &Subject,
         request: &RestoreRequest,
     ) -> Result<Self, DriveError> {
-        let (is_mapped, is_plain) = (
-            subject.form() == Form::Mapped,
-            !subject.format().is_compressed() && subject.format() != Format::Sterna,
-        );
+        // Frames are decompressed here, and the VM gets the stream.
+        if subject.format() == Format::Sterna {
+            return Self::pipe(vm, subject, request, None);
+        }
+        let (is_mapped, is_plain) = (subject.form() == Form::Mapped, !subject.format().is_compressed());
         let mut direct = request.direct;
         if direct == Direct::Wanted {
             let file = PageFile::open(&request.path, PageOptions::default())?.reopened()?;
@@ -76,7 +77,7 @@ impl Feed {
         if is_mapped || is_plain && (vm.is_sterna() || knows_files && !file.is_direct()) {
             return Self::file(vm, subject, request, is_mapped && file.is_direct());
         }
-        Self::pipe(vm, subject, request, file)
+        Self::pipe(vm, subject, request, Some(file))
     }
 
     /// The address for `migrate-incoming`.
@@ -179,7 +180,7 @@ impl Feed {
         vm: &mut Vm,
         subject: &Subject,
         request: &RestoreRequest,
-        file: Arc<PageFile>,
+        file: Option<Arc<PageFile>>,
     ) -> Result<Self, DriveError> {
         let (theirs, ours) = pipe()?;
         vm.send_fd(NAME, theirs.as_fd())?;
@@ -187,15 +188,15 @@ impl Feed {
         let failure = Arc::new(Mutex::new(None));
         let fed = Arc::new(AtomicU64::new(0));
         let out = Counted { pipe: File::from(ours), count: fed.clone() };
-        let is_direct = file.is_direct();
+        let is_direct = file.as_ref().is_some_and(|file| file.is_direct());
         let (tell, path, direct) = (failure.clone(), request.path.clone(), request.direct);
-        let is_compressed = subject.format().is_compressed() || subject.format() == Format::Sterna;
+        let is_compressed = subject.format().is_compressed();
         let offset = subject.stream_offset();
         let feeding = std::thread::Builder::new().name("feeding".into()).spawn(move || {
             // If the thread fails, it closes the pipe before the end of the stream, so the VM's load fails.
-            let fed = match is_compressed {
-                true => decompress(path, direct, out),
-                false => pass(&file, offset, out).map(|()| Vec::new()),
+            let fed = match file.filter(|_| !is_compressed) {
+                None => decompress(path, direct, out),
+                Some(file) => pass(&file, offset, out).map(|()| Vec::new()),
             };
             if let Err(error) = &fed {
                 *tell.lock() = Some(error.to_string());

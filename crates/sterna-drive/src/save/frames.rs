@@ -6,9 +6,11 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sterna_image::convert::{ConvertOptions, Input, Output, convert};
-use sterna_image::{Format, ImageError};
+use sterna_image::{Format, ImageError, ImagePlace, publish};
 
 use super::piped::Stream;
 use super::{SaveRequest, Settled};
@@ -21,24 +23,36 @@ pub(super) struct Frames {
     staging: PathBuf,
     options: ConvertOptions,
     replace: bool,
+    /// The image goes into a store, which makes it visible at its end.
+    is_in_store: bool,
+    /// Length of the image in bytes, when it is complete.
+    length: Arc<AtomicU64>,
 }
 
 impl Frames {
     pub(super) fn new(request: &SaveRequest) -> Self {
+        let is_in_store = matches!(ImagePlace::parse(&request.path), Ok(ImagePlace::Store { .. }));
         let options = ConvertOptions {
             target: Some(Format::Sterna),
             frames: request.frames.clone(),
-            replace: true,
+            replace: request.replace || !is_in_store,
             ..ConvertOptions::default()
         };
-        let staging = staging(&request.path);
-        Self { path: request.path.clone(), staging, options, replace: request.replace }
+        let staging = if is_in_store { request.path.clone() } else { staging(&request.path) };
+        Self {
+            path: request.path.clone(),
+            staging,
+            options,
+            replace: request.replace,
+            is_in_store,
+            length: Arc::default(),
+        }
     }
 
     /// What the thread that reads the pipe does.
     pub(super) fn work(&self) -> Box<dyn FnOnce(Stream) -> Result<(), ImageError> + Send> {
         let (options, staging, path) = (self.options.clone(), self.staging.clone(), self.path.clone());
-        let replace = self.replace;
+        let (replace, length) = (self.replace, Arc::clone(&self.length));
         Box::new(move |mut stream| {
             if !replace && path.symlink_metadata().is_ok() {
                 return Err(ImageError::Exists { file: path.display().to_string() });
@@ -55,7 +69,10 @@ impl Frames {
                 let converted = converting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
                 // An error of the converter closes its pipe, so that its error is the cause of both.
                 match (converted, passed) {
-                    (Ok(_), passed) => passed,
+                    (Ok(converted), passed) => {
+                        length.store(converted.target_bytes, Ordering::Relaxed);
+                        passed
+                    }
                     (Err(_), Err(passed)) if !is_closed(&passed) => Err(passed),
                     (Err(error), _) => Err(error),
                 }
@@ -66,17 +83,24 @@ impl Frames {
     /// Gives the image its name.
     pub(super) fn settle(&mut self) -> Result<Settled, DriveError> {
         use std::os::unix::fs::MetadataExt;
-        let failed = |doing, error| DriveError::file(doing, &self.path, error);
-        let metadata = self.staging.metadata().map_err(|error| failed("read", error))?;
-        sterna_image::publish(&self.staging, &self.path, self.replace).map_err(ImageError::from)?;
-        Ok(Settled { file_bytes: metadata.len(), allocated_bytes: metadata.blocks() * 512, is_direct: false })
+        let file_bytes = self.length.load(Ordering::Relaxed);
+        let mut allocated_bytes = file_bytes;
+        if !self.is_in_store {
+            let metadata = self.staging.metadata();
+            let metadata = metadata.map_err(|error| DriveError::file("read", &self.path, error))?;
+            allocated_bytes = metadata.blocks() * 512;
+            publish(&self.staging, &self.path, self.replace).map_err(ImageError::from)?;
+        }
+        Ok(Settled { file_bytes, allocated_bytes, is_direct: false })
     }
 }
 
 impl Drop for Frames {
     fn drop(&mut self) {
         // After a success the file has another name, and nothing is removed.
-        let _ = std::fs::remove_file(&self.staging);
+        if !self.is_in_store {
+            let _ = std::fs::remove_file(&self.staging);
+        }
     }
 }
 

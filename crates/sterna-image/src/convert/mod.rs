@@ -19,6 +19,7 @@
 //! until the check has passed. A stream without its end cannot be loaded. See [`structure`] for the limits of these
 //! checks.
 
+mod directory;
 mod framed;
 mod out;
 mod relayout;
@@ -43,13 +44,14 @@ use crate::read::begun::Begun;
 use crate::read::body::{End, RecordSink};
 use crate::read::framed::Framed;
 use crate::read::image::check_unchanged;
-use crate::read::open::{open_stored, open_with};
+use crate::read::open::open_with;
 use crate::read::tee::Tee;
 use crate::read::visitor::PageVisitor;
 use crate::read::{Access, Image, ReadAt, Stamp};
 use crate::tools::finding::Finding;
 use crate::tools::verify::{self, structure, structure_of_stream};
 use crate::write::{Envelope, LegacyWriter, MappedOptions, MappedWriter};
+pub use directory::{ConvertedDirectory, convert_directory, copy_image, directory_kind, write_directory};
 pub use framed::FrameOptions;
 use out::{Out, Shared};
 
@@ -225,7 +227,7 @@ fn as_stream(
     let format = begun.format;
     let Some((view, stamp, name)) = source else { return Ok((begun, None, format)) };
     let is_wanted = target.form() == Form::Legacy;
-    let stream = if is_wanted { Framed::stream_of(&view, &name)? } else { None };
+    let stream = if is_wanted { Framed::stream_of(&view)? } else { None };
     match stream {
         Some(stream) => {
             tee.restart();
@@ -369,11 +371,7 @@ impl Job<'_> {
                 "an image in Sterna's format needs a file, not a pipe: use --format legacy or give a file";
             return Err(ImageError::Request(text.to_owned()));
         };
-        let access =
-            Access { key: self.options.frames.key.clone(), bases: self.options.access.bases.clone() };
-        let base = self.options.frames.base.as_ref().map(|base| open_stored(base, &access)).transpose()?;
-        let options = framed::options(self.options, base, kind.unwrap_or("qemu"));
-        Ok(ImageWriter::create(path, framed::blocks(shape), options)?)
+        Ok(framed::writer_at(path, framed::blocks(shape), self.options, kind.unwrap_or("qemu"))?.0)
     }
 
     fn mapped_writer(&self, shape: &Shape) -> Result<MappedWriter, ImageError> {

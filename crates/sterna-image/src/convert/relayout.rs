@@ -89,7 +89,7 @@ fn copy_frames(
     options: &ConvertOptions,
     counts: &Counts,
 ) -> Result<(), ImageError> {
-    /// Pages that are read at once: a multiple of every extent.
+    /// Pages of one read: a multiple of every extent.
     const STRIDE: u64 = 512;
     let units: Vec<(usize, Range<u64>)> = mapped.blocks().iter().enumerate().flat_map(units).collect();
     let next = AtomicUsize::new(0);

@@ -37,12 +37,19 @@ pub(crate) fn unwrapped(
     if source.stored().is_some() || !StoredImage::is_magic(&magic[..count]) {
         return Ok(source);
     }
-    let stamp = source.stamp().map_err(|error| ImageError::io(name, "fstat", error))?;
     let stored = stored(&source, name, access)?;
+    view_of(&stored, Some(source))
+}
+
+/// The view of an image in Sterna's format, which `below` contains; none if it is in a store.
+pub(crate) fn view_of(
+    stored: &Arc<StoredImage>,
+    below: Option<Arc<dyn ReadAt>>,
+) -> Result<Arc<dyn ReadAt>, ImageError> {
     match stored.file(VIEW)? {
-        Some(reader) => Ok(Arc::new(Framed { reader, below: source, stamp })),
+        Some(reader) => Ok(Arc::new(Framed { reader, below })),
         None => {
-            let kind = stored.kind();
+            let (name, kind) = (stored.name(), stored.kind());
             let text = format!(
                 "{name} is an image of {kind}, not of QEMU: `sterna convert` writes its files into a directory"
             );
@@ -67,20 +74,16 @@ pub(crate) fn stored(
 /// A file of an image in Sterna's format, which `below` contains.
 pub(crate) struct Framed {
     reader: FileReader,
-    below: Arc<dyn ReadAt>,
-    stamp: Stamp,
+    /// None for an image in a store, whose objects never change.
+    below: Option<Arc<dyn ReadAt>>,
 }
 
 impl Framed {
     /// The legacy stream of the image that makes `view`; none if it was made from another form.
-    pub(crate) fn stream_of(
-        view: &Arc<dyn ReadAt>,
-        name: &str,
-    ) -> Result<Option<Arc<dyn ReadAt>>, ImageError> {
+    pub(crate) fn stream_of(view: &Arc<dyn ReadAt>) -> Result<Option<Arc<dyn ReadAt>>, ImageError> {
         let Some(stored) = view.stored() else { return Ok(None) };
         let Some(reader) = stored.file(STREAM)? else { return Ok(None) };
-        let stamp = view.stamp().map_err(|error| ImageError::io(name, "fstat", error))?;
-        Ok(Some(Arc::new(Self { reader, below: Arc::clone(view), stamp })))
+        Ok(Some(Arc::new(Self { reader, below: Some(Arc::clone(view)) })))
     }
 }
 
@@ -95,7 +98,7 @@ impl ReadAt for Framed {
 
     fn stamp(&self) -> io::Result<Stamp> {
         // Frames are checked when they are read. The stamp finds a change earlier, and in frames that were read before.
-        if self.below.stored().is_some() { Ok(self.stamp) } else { self.below.stamp() }
+        self.below.as_ref().map_or(Ok(Stamp::default()), |below| below.stamp())
     }
 
     fn stored(&self) -> Option<&Arc<StoredImage>> {

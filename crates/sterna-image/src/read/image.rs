@@ -121,9 +121,9 @@ impl Image {
         self.format
     }
 
-    /// The image in Sterna's own format behind this one; none for other formats.
+    /// The image in Sterna's own format that contains this one; none for other formats.
     ///
-    /// Then this image is the mapped-ram image that it stands for: offsets are those of that image.
+    /// Then this image is the mapped-ram image that it contains: offsets are those of that image.
     pub fn stored(&self) -> Option<&Arc<StoredImage>> {
         self.source.stored()
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
-use sterna_store::StoredImage;
+use sterna_store::{Place, StoredImage};
 
 use crate::error::ImageError;
 use crate::read::begun::Begun;
@@ -47,14 +47,22 @@ impl Image {
     }
 }
 
-/// Opens the image at `path`. An image in Sterna's own format becomes the mapped-ram image that it stands for.
+/// Opens the image at `path`. An image in Sterna's own format becomes the mapped-ram image that it contains.
 pub(crate) fn open_with(path: &Path, access: &Access) -> Result<Arc<dyn ReadAt>, ImageError> {
-    framed::unwrapped(open_file(path)?, &path.display().to_string(), access)
+    match Place::parse(path)? {
+        Place::File(path) => framed::unwrapped(open_file(&path)?, &path.display().to_string(), access),
+        Place::Store { .. } => framed::view_of(&open_stored(path, access)?, None),
+    }
 }
 
 /// Opens an image in Sterna's own format with its bases.
 pub(crate) fn open_stored(path: &Path, access: &Access) -> Result<Arc<StoredImage>, ImageError> {
-    framed::stored(&open_file(path)?, &path.display().to_string(), access)
+    match Place::parse(path)? {
+        Place::File(path) => framed::stored(&open_file(&path)?, &path.display().to_string(), access),
+        Place::Store { directory, name } => {
+            Ok(Place::store(&directory, access.key.clone(), false)?.image(&name)?)
+        }
+    }
 }
 
 /// Opens a regular file, or a block device, which ends where its image ends.

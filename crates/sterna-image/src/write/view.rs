@@ -1,4 +1,4 @@
-//! The mapped-ram file that an image in Sterna's format stands for: its bytes without the pages.
+//! The mapped-ram file that an image in Sterna's format contains: its bytes without the pages.
 
 use sterna_ram::PageBitmap;
 use sterna_wire::mapped_ram::PAGES_ALIGNMENT;

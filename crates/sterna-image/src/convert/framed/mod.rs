@@ -10,22 +10,23 @@ mod gather;
 mod record;
 pub(super) mod verbatim;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sterna_ram::PageBitmap;
-use sterna_store::{Block, EXTENT_LEAST, ImageWriter, Key, Piece, Recipe, StoredImage, WriteOptions};
+use sterna_store::{Block, EXTENT_LEAST, ImageWriter, Key, Piece, Place, Recipe, StoredImage, WriteOptions};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
 
-use super::{Check, Counts};
+use super::{Check, ConvertOptions, Counts};
 use crate::ImageError;
 use crate::crew;
 use crate::model::{IGNORE_SHARED, Shape};
 use crate::read::begun::Begun;
 use crate::read::framed::{STREAM, VIEW};
+use crate::read::open::open_stored;
 use crate::read::tee::Tee;
-use crate::read::{Image, MappedPages};
+use crate::read::{Access, Image, MappedPages};
 use crate::tools::finding::Finding;
 use crate::write::view::{ViewPart, view};
 use crate::write::{Envelope, failed};
@@ -34,7 +35,7 @@ use record::Recorder;
 
 /// Runs of zeros of this length in a file's other bytes become holes.
 const HOLE: usize = PAGE_SIZE;
-/// Bytes that are read at once from the parts of a file that are not pages.
+/// Bytes of one read from the parts of a file that are not pages.
 const STRIDE: u64 = 1 << 20;
 
 /// Options of a target in Sterna's own format.
@@ -171,7 +172,7 @@ fn copy_bytes(
 }
 
 /// Appends bytes to a recipe. Long runs of zeros become holes.
-fn push_bytes(writer: &ImageWriter, recipe: &mut Recipe, bytes: &[u8]) {
+pub(super) fn push_bytes(writer: &ImageWriter, recipe: &mut Recipe, bytes: &[u8]) {
     for part in bytes.chunks(HOLE) {
         match part.len() == HOLE && part.iter().all(|byte| *byte == 0) {
             true => recipe.push(Piece::Hole { length: part.len() as u64 }),
@@ -255,19 +256,30 @@ pub(super) fn of_stored(
     Ok(written.bytes)
 }
 
-/// The options of the writer.
-pub(super) fn options(
-    options: &super::ConvertOptions,
-    base: Option<Arc<StoredImage>>,
+/// Makes a writer for an image in a file or in a store; also returns the base of a layer.
+pub(super) fn writer_at(
+    path: &Path,
+    blocks: Vec<Block>,
+    options: &ConvertOptions,
     kind: &str,
-) -> WriteOptions {
+) -> Result<(ImageWriter, Option<Arc<StoredImage>>), ImageError> {
     let frames = &options.frames;
-    WriteOptions {
+    let access = Access { key: frames.key.clone(), bases: options.access.bases.clone() };
+    let base = frames.base.as_ref().map(|base| open_stored(base, &access)).transpose()?;
+    let options = WriteOptions {
         extent_bytes: frames.extent_bytes,
         level: frames.level,
         key: frames.key.clone(),
         kind: kind.to_owned(),
-        base,
+        base: base.clone(),
         replace: options.replace,
-    }
+    };
+    let writer = match Place::parse(path)? {
+        Place::File(path) => ImageWriter::create(&path, blocks, options)?,
+        Place::Store { directory, name } => {
+            let store = Place::store(&directory, options.key.clone(), true)?;
+            store.writer(&name, blocks, options)?
+        }
+    };
+    Ok((writer, base))
 }

@@ -28,33 +28,45 @@ pub(super) fn examine(
     }
     let stamp = |source: &dyn ReadAt| source.stamp().map_err(|error| ImageError::io(name, "fstat", error));
     let before: Stamp = stamp(&**source)?;
-    let length = source.len_bytes().map_err(|error| ImageError::io(name, "fstat", error))?;
+    let verdict = judge(framed::stored(source, name, access), name, options, Some(source))?;
+    if stamp(&**source)? != before {
+        return Err(ImageError::Changed { file: name.to_owned() });
+    }
+    Ok(Some(verdict))
+}
+
+/// The verdict about an image, or about the reason why it does not open.
+pub(super) fn judge(
+    opened: Result<Arc<StoredImage>, ImageError>,
+    name: &str,
+    options: &VerifyOptions,
+    source: Option<&Arc<dyn ReadAt>>,
+) -> Result<Verdict, ImageError> {
+    let length = source.map_or(Ok(0), |source| source.len_bytes());
+    let length = length.map_err(|error| ImageError::io(name, "fstat", error))?;
     let mut report = Report::new(name, length);
     report.verdict.kind = Format::Sterna.name().to_owned();
-    let stored = match framed::stored(source, name, access) {
+    let stored = match opened {
         Ok(stored) => stored,
         Err(ImageError::Store(error)) if is_damage(&error) => {
             report.add(finding("index", &error, Place::default()));
-            return Ok(Some(report.finish()));
+            return Ok(report.finish());
         }
         Err(error) => return Err(error),
     };
     let checked = stored.check(options.threads)?;
     add_damage(&mut report, &checked);
-    report.verdict.read_bytes = checked.bytes;
+    (report.verdict.file_bytes, report.verdict.read_bytes) = (stored.stored_bytes(), checked.bytes);
     report.verdict.ram_bytes = stored.blocks().iter().map(|block| block.length_bytes).sum();
     let has_view = stored.files().iter().any(|file| file.name == VIEW);
     if !report.is_sound() || !has_view {
-        return Ok(Some(report.finish()));
+        return Ok(report.finish());
     }
-    let view = framed::unwrapped(Arc::clone(source), name, access)?;
+    let view = framed::view_of(&stored, source.map(Arc::clone))?;
     let mut verdict = super::verify_source(view, name, options)?;
     verdict.kind = Format::Sterna.name().to_owned();
-    (verdict.file_bytes, verdict.read_bytes) = (length, checked.bytes);
-    if stamp(&**source)? != before {
-        return Err(ImageError::Changed { file: name.to_owned() });
-    }
-    Ok(Some(verdict))
+    (verdict.file_bytes, verdict.read_bytes) = (stored.stored_bytes(), checked.bytes);
+    Ok(verdict)
 }
 
 /// Whether the image is damaged. An image of a later version may be sound.

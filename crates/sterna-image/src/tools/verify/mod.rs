@@ -35,11 +35,13 @@ use std::sync::Arc;
 pub(crate) use structure::{damage, refuse, structure_of_stream};
 pub use structure::{refuse_damage, structure};
 
+use sterna_store::Place as StorePlace;
+
 use super::finding::{Finding, Place};
 use crate::ImageError;
 use crate::format::Form;
 use crate::read::half_repaired::{self, WithMagic};
-use crate::read::open::open_file;
+use crate::read::open::{open_file, open_stored};
 use crate::read::{Access, Image, MappedBlock, ReadAt};
 use mapped::{Depth, examine_mapped};
 use report::Report;
@@ -60,7 +62,11 @@ pub fn verify(path: &Path, options: &VerifyOptions) -> Result<Verdict, ImageErro
 /// # Errors
 /// The errors of [`verify`].
 pub fn verify_with(path: &Path, options: &VerifyOptions, access: &Access) -> Result<Verdict, ImageError> {
-    let (source, name) = (open_file(path)?, path.display().to_string());
+    let name = path.display().to_string();
+    if let StorePlace::Store { .. } = StorePlace::parse(path)? {
+        return framed::judge(open_stored(path, access), &name, options, None);
+    }
+    let source = open_file(path)?;
     match framed::examine(&source, &name, options, access)? {
         Some(verdict) => Ok(verdict),
         None => verify_source(source, &name, options),

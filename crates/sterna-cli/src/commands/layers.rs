@@ -1,0 +1,124 @@
+//! `sterna rebase` and `sterna flatten`: change what an image in Sterna's own format is based on.
+
+use std::path::{Path, PathBuf};
+
+use sterna_image::convert::{ConvertOptions, Input, Output, convert, copy_image, directory_kind};
+use sterna_image::{Access, Format, publish};
+
+use crate::exit::{Done, Status, Stop};
+use crate::frames::{Frames, key};
+use crate::interrupts::Interrupts;
+use crate::{terminal, units};
+
+/// Which image, and over what.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The image's memory does not change. Its old base must be there, because pages are read from it. The image gets another digest: layers \
+over it need a rebase, too.")]
+pub struct Rebase {
+    /// Image in Sterna's own format
+    pub image: PathBuf,
+    /// Image that becomes its base
+    pub base: PathBuf,
+    /// The new image, and how it is written.
+    #[command(flatten)]
+    pub to: Target,
+}
+
+/// Which image.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The image's memory does not change. The result has all pages, and needs no other image. It gets another digest: layers over the image \
+need a rebase.")]
+pub struct Flatten {
+    /// Layer in Sterna's own format
+    pub image: PathBuf,
+    /// The new image, and how it is written.
+    #[command(flatten)]
+    pub to: Target,
+}
+
+/// The new image.
+#[derive(Debug, clap::Args)]
+pub struct Target {
+    /// Image to write [default: replace the image itself]
+    #[arg(short, long, value_name = "IMAGE")]
+    pub output: Option<PathBuf>,
+    /// Replace the output if it exists
+    #[arg(long, requires = "output")]
+    pub force: bool,
+    /// Compression level of zstd, 1 to 22; 0: none
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=22))]
+    pub level: i32,
+    /// Bytes of memory in a frame: a power of two from 64k to 2M
+    #[arg(long, default_value = "64k", value_name = "SIZE", value_parser = units::parse_size)]
+    pub extent: u64,
+    /// File with the key of encrypted images
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+}
+
+/// Writes the image as a layer over another base.
+pub fn rebase(arguments: &Rebase) -> Done {
+    write(&arguments.image, Some(&arguments.base), &arguments.to)
+}
+
+/// Writes the image with all pages of its bases.
+pub fn flatten(arguments: &Flatten) -> Done {
+    write(&arguments.image, None, &arguments.to)
+}
+
+/// Writes `image` as a layer over `base`.
+pub fn layer(image: &Path, base: &Path, output: &Path, key_file: Option<&Path>) -> Done {
+    let to = Target {
+        output: Some(output.to_owned()),
+        force: false,
+        level: 1,
+        extent: 64 << 10,
+        key: key_file.map(Path::to_owned),
+    };
+    write(image, Some(base), &to)
+}
+
+fn write(image: &Path, base: Option<&Path>, to: &Target) -> Done {
+    let key_of = to.key.as_deref().map(key).transpose()?;
+    let frames =
+        Frames { level: to.level, extent: to.extent, key: to.key.clone(), base: base.map(Path::to_owned) };
+    let is_in_store = |path: &Path| path.to_str().is_some_and(|text| text.starts_with("store:"));
+    let (target, is_itself) = match &to.output {
+        Some(output) => (output.clone(), false),
+        None if is_in_store(image) => {
+            let text = "an image in a store is not replaced by itself: give --output store:DIRECTORY#NAME";
+            return Err(Stop::usage(text));
+        }
+        None => (beside(image), true),
+    };
+    let options = ConvertOptions {
+        target: Some(Format::Sterna),
+        replace: to.force || is_itself,
+        access: Access { key: key_of, bases: Vec::new() },
+        frames: frames.options()?,
+        ..ConvertOptions::default()
+    };
+    Interrupts::remove_files()?;
+    let stop = |error| Stop::of_image(&error, &[image]);
+    let bytes = match directory_kind(image, &options.access).map_err(stop)? {
+        Some(_) => copy_image(image, &target, &options).map_err(stop)?.bytes,
+        None => {
+            let (from, to) = (Input::File(image.into()), Output::File(target.clone()));
+            convert(from, to, &options).map_err(stop)?.target_bytes
+        }
+    };
+    if is_itself {
+        publish(&target, image, true).map_err(|error| stop(error.into()))?;
+    }
+    let shown = if is_itself { image } else { &target };
+    terminal::note(&format!("wrote {}: {}", shown.display(), units::bytes(bytes)));
+    Ok(Status::Done)
+}
+
+/// A name next to the image for its successor.
+fn beside(image: &Path) -> PathBuf {
+    let name = image.file_name().unwrap_or_default().to_string_lossy();
+    image.with_file_name(format!(".{name}.{}.sterna-rebase", std::process::id()))
+}

@@ -1,0 +1,81 @@
+//! The index of an image in Sterna's own format: a decoded one encodes to an index that decodes alike.
+
+use std::sync::OnceLock;
+
+use sterna_store::internals::{index, parts};
+use sterna_store::{Block, ImageWriter, PAGE_BYTES, Piece, Recipe, StoredImage, WriteOptions};
+
+const EXTENT: u32 = 64 << 10;
+
+/// Feeds one input to the decoder; panics if a check fails.
+pub fn target(data: &[u8]) {
+    let Some((kind, data)) = data.split_first() else { return };
+    let bytes = match kind {
+        0 => data.to_vec(),
+        kind => {
+            let sample = &samples()[usize::from(kind % 2)];
+            let (_, mut index) = parts(sample).expect("a sample");
+            overwrite(&mut index, data);
+            index
+        }
+    };
+    if let Some(again) = index(&bytes, EXTENT) {
+        assert_eq!(index(&again, EXTENT), Some(again.clone()));
+    }
+}
+
+/// Writes bytes over others: three bytes of the input are a place and a value.
+pub(super) fn overwrite(bytes: &mut [u8], data: &[u8]) {
+    for change in data.chunks_exact(3) {
+        let at = usize::from(u16::from_le_bytes([change[0], change[1]])) % bytes.len().max(1);
+        if let Some(byte) = bytes.get_mut(at) {
+            *byte = change[2];
+        }
+    }
+}
+
+/// A complete image, and a layer over it.
+pub(super) fn samples() -> &'static [Vec<u8>; 2] {
+    static SAMPLES: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
+    SAMPLES.get_or_init(|| {
+        let directory = std::env::temp_dir().join(format!("sterna-fuzz-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let (base, layer) = (directory.join("base"), directory.join("layer"));
+        write(&base, 1, WriteOptions::default());
+        let options = WriteOptions {
+            base: Some(StoredImage::open(&base, None).expect("a base")),
+            ..Default::default()
+        };
+        write(&layer, 2, options);
+        let images = [&base, &layer].map(|path| std::fs::read(path).expect("an image"));
+        std::fs::remove_dir_all(&directory).expect("the directory");
+        images
+    })
+}
+
+fn write(path: &std::path::Path, fill: u8, options: WriteOptions) {
+    let block = |name: &str, pages: usize| Block {
+        name: name.to_owned(),
+        length_bytes: (pages * PAGE_BYTES) as u64,
+        address: None,
+    };
+    let writer = ImageWriter::create(
+        path,
+        vec![block("ram", 20), block("rom", 2)],
+        WriteOptions { replace: true, ..options },
+    )
+    .expect("a writer");
+    let mut lane = writer.lane().expect("a lane");
+    for (block, extent, pages) in [(0, 0, 16), (0, 1, 4), (1, 0, 2)] {
+        let mut content = vec![7; pages * PAGE_BYTES];
+        content[PAGE_BYTES..2 * PAGE_BYTES].fill(fill);
+        content[..PAGE_BYTES].fill(0);
+        lane.put(block, extent, &content).expect("an extent");
+    }
+    drop(lane);
+    let mut recipe = Recipe::default();
+    recipe.push(writer.bytes(b"head"));
+    recipe.push(Piece::Copy { block: 0, offset: 0, length: (20 * PAGE_BYTES) as u64 });
+    recipe.push(Piece::PageRecords { block: 1, first: 0, count: 2 });
+    writer.complete(&[("view", recipe)]).expect("an image");
+}
