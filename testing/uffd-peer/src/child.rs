@@ -82,6 +82,14 @@ impl Child {
             }
             "race" => self.race(at(1)?, at(2)?),
             "latencies" => Ok(self.latencies(at(1)?, at(2)?, at(3)?)),
+            // Connects, sends, and touches the first page: the nanoseconds of all.
+            "first" => {
+                let began = Instant::now();
+                self.stream = Some(UnixStream::connect(words[1]).map_err(failed)?);
+                self.send("whole")?;
+                std::hint::black_box(self.word(0));
+                Ok(began.elapsed().as_nanos().to_string())
+            }
             "work" => Ok(self.work(at(1)?, at(2)?).to_string()),
             other => Err(format!("no command {other}")),
         }
