@@ -27,6 +27,7 @@ const CRATES: &[&str] = &[
     "crates/sterna-qmp",
     "crates/sterna-ram",
     "crates/sterna-relay",
+    "crates/sterna-s3",
     "crates/sterna-standby",
     "crates/sterna-store",
     "crates/sterna-transport",

@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["sterna-transport"],
     &["sterna-store"],
     &["sterna-image", "sterna-libvirt", "sterna-relay", "sterna"],
-    &["sterna-opaque", "sterna-pager"],
+    &["sterna-opaque", "sterna-pager", "sterna-s3"],
     &["sterna-standby"],
     &["sterna-qmp"],
     &["sterna-drive", "sterna-capi"],

@@ -7,7 +7,7 @@ use crate::suite::{Binary, Build, Job, Runner};
 use crate::test;
 
 /// Crates whose integration tests run too: formats, the protocol's machines and the engine.
-const WITH_INTEGRATION: [&str; 12] = [
+const WITH_INTEGRATION: [&str; 13] = [
     "sterna-wire",
     "sterna-proto",
     "sterna-arbiter",
@@ -19,6 +19,7 @@ const WITH_INTEGRATION: [&str; 12] = [
     "sterna",
     "sterna-opaque",
     "sterna-pager",
+    "sterna-s3",
     "sterna-standby",
 ];
 /// Jobs of these crates that are left out.

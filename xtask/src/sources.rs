@@ -30,6 +30,7 @@ const ATTRIBUTES: &[(&str, &[&str])] = &[
     ("crates/sterna-libvirt/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-store/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-image/src/lib.rs", &["#![forbid(unsafe_code)]"]),
+    ("crates/sterna-s3/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna-pager/src/lib.rs", &["#![forbid(unsafe_code)]"]),
     ("crates/sterna/src/lib.rs", &["#![forbid(unsafe_code)]", "#![deny(unsafe_code)]"]),
     ("crates/sterna-opaque/src/lib.rs", &["#![forbid(unsafe_code)]"]),

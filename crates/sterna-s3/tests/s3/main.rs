@@ -1,0 +1,5 @@
+//! An object storage against a small server of the tests, which checks signatures and fails on request.
+
+mod faults;
+mod objects;
+mod server;
