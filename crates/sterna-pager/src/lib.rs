@@ -10,7 +10,7 @@
 //! | module | contains |
 //! | --- | --- |
 //! | `source` | [`PageSource`]: random access to a guest's memory |
-//! | `sources` | [`RawMemory`], [`ImageMemory`] |
+//! | `sources` | [`RawMemory`], [`ImageMemory`], [`StoredMemory`] |
 //! | `handshake` | the VMM's message, decoded and checked. Pure |
 //! | `receive`, `peer` | the message and its descriptor on the socket; the process that sent it |
 //! | `guest` | the memory of one guest: placed, missing and removed pages |
@@ -47,6 +47,6 @@ pub use error::{GuestError, PagerError};
 pub use options::{FillRate, PagerOptions, SocketPlan};
 pub use pager::Pager;
 pub use source::{PageSource, SourceError};
-pub use sources::{ImageMemory, RawMemory};
+pub use sources::{ImageMemory, RawMemory, StoredMemory};
 pub use statistics::{GuestEnd, GuestStage, GuestStatistics};
 pub use working_set::{WorkingSet, WorkingSetError};

@@ -3,6 +3,7 @@
 use std::io;
 
 use sterna_image::ImageError;
+use sterna_store::StoreError;
 
 /// Bytes of the smallest page.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -95,4 +96,7 @@ pub enum SourceError {
     /// The image cannot be read.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// An image of Sterna's format cannot be read. The error names the frame.
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }

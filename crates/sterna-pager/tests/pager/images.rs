@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use sterna_image::convert::{ConvertOptions, Input, Output, convert};
 use sterna_image::{BlockShape, Format, MappedOptions, MappedWriter, PageVisitor, Shape};
-use sterna_pager::{FillRate, ImageMemory, PageSource, PagerOptions, SourceError};
+use sterna_pager::{FillRate, ImageMemory, PageSource, PagerOptions, SourceError, StoredMemory};
+use sterna_store::StoredImage;
 
 use crate::common::{MIB, World, served, until};
 
@@ -74,6 +75,27 @@ fn guest_of_an_image_has_its_blocks_one_after_the_other() {
     let Some(mut guest) = served(name, &[MIB / 2, 3 * MIB / 2], &world.socket()) else { return };
 
     assert_eq!(guest.sum(0, 2 * MIB), Ok(world.sum(0, 2 * MIB)));
+    until(&pager, "the release", |guests| guests[0].is_over());
+}
+
+/// The guest's faults decompress frames, each one once, and whole frames are placed.
+#[test]
+fn guest_of_a_compressed_image_is_served_frame_by_frame() {
+    let world = World::new(4 * MIB);
+    let (mapped, path) = (image(&world, MIB), world.path("sterna"));
+    let options = ConvertOptions { target: Some(Format::Sterna), ..ConvertOptions::default() };
+    convert(Input::File(mapped), Output::File(path.clone()), &options).unwrap();
+    let memory = StoredMemory::new(StoredImage::open(&path, None).unwrap()).unwrap();
+    assert!(memory.is_zero(3 * 4096, 4096) && !memory.is_zero(0, 4 * MIB));
+    let mut part = vec![1; 5000];
+    memory.read(MIB - 100, &mut part).unwrap();
+    assert!(part == world.memory[MIB as usize - 100..][..5000]);
+
+    let options = PagerOptions { fill: FillRate::Off, ..PagerOptions::default() };
+    let pager = world.pager_of(Arc::new(memory), options);
+    let name = "guest_of_a_compressed_image_is_served_frame_by_frame";
+    let Some(mut guest) = served(name, &[4 * MIB], &world.socket()) else { return };
+    assert_eq!(guest.sum(0, 4 * MIB), Ok(world.sum(0, 4 * MIB)));
     until(&pager, "the release", |guests| guests[0].is_over());
 }
 

@@ -1,6 +1,6 @@
 //! `sterna serve IMAGE uffd:SOCKET`: answers the page faults of Firecracker's guests.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,10 @@ use serde_json::{Value, json};
 use sterna_image::ImageError;
 use sterna_pager::{
     FillRate, GuestEnd, GuestStage, GuestStatistics, ImageMemory, PageSource, Pager, PagerError,
-    PagerOptions, RawMemory, SocketPlan, SourceError, WorkingSet,
+    PagerOptions, RawMemory, SocketPlan, SourceError, StoredMemory, WorkingSet,
 };
+
+use sterna_store::StoredImage;
 
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
@@ -197,12 +199,28 @@ fn open(plan: &Plan<'_>) -> Result<Arc<dyn PageSource>, Stop> {
     if plan.paging.raw {
         return raw().map_err(unreadable);
     }
+    if let Some(memory) = stored(plan.image)? {
+        return Ok(memory);
+    }
     match ImageMemory::open(plan.image, plan.spool) {
         Ok(memory) => Ok(Arc::new(memory)),
         // No image format: the file is the memory itself.
         Err(SourceError::Image(ImageError::Unknown { .. })) => raw().map_err(unreadable),
         Err(error) => Err(unreadable(error)),
     }
+}
+
+/// Opens an image in Sterna's format, whose frames are decompressed one by one. `None` for another file.
+fn stored(path: &Path) -> Result<Option<Arc<dyn PageSource>>, Stop> {
+    let mut first = [0; 8];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut first));
+    // Another reader reports a file that cannot be read.
+    if read.is_err() || !StoredImage::is_magic(&first) {
+        return Ok(None);
+    }
+    let unreadable = |error: SourceError| Stop::unreadable(error.to_string());
+    let image = StoredImage::open(path, None).map_err(|error| unreadable(error.into()))?;
+    Ok(Some(Arc::new(StoredMemory::new(image).map_err(unreadable)?)))
 }
 
 fn read_working_set(path: &Path) -> Result<WorkingSet, Stop> {
