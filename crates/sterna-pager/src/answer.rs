@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::content::{Content, Now};
 use crate::error::GuestError;
-use crate::fetch::Fetches;
-use crate::fill::FillOrder;
+use crate::fetches::Fetches;
+use crate::fill_order::FillOrder;
 use crate::guest::{Fault, Guest, Put};
 use crate::load::FaultLoad;
 use crate::source::SourceError;

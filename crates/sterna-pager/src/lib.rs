@@ -15,9 +15,9 @@
 //! | `receive`, `peer` | the message and its descriptor on the socket; the process that sent it |
 //! | `guest` | the memory of one guest: placed, missing and removed pages |
 //! | `cache`, `content` | frames of the source: read once for all guests, in bounded memory |
-//! | `fetch` | faults that wait for a frame |
+//! | `fetches`, `fetch` | faults that wait for a frame; the threads that read it |
 //! | `answer` | answers faults |
-//! | `pace`, `fill` | the background fill: its speed, its order |
+//! | `pace`, `fill_order`, `fill` | the background fill: its speed, its order, its thread |
 //! | `working_set` | recorded pages, and their file |
 //! | `reception`, `pager` | the sockets; the threads, and the handle of all |
 #![forbid(unsafe_code)]
@@ -28,7 +28,9 @@ mod cache;
 mod content;
 mod error;
 mod fetch;
+mod fetches;
 mod fill;
+mod fill_order;
 mod guest;
 pub mod handshake;
 mod load;

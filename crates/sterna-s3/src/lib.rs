@@ -10,7 +10,7 @@
 //! | `credentials` | [`CredentialsSource`]: environment, file, command |
 //! | `client` | signed requests, retries |
 //! | `tls` | authorities and the TLS library |
-//! | `objects`, `blob`, `upload`, `xml` | the storage; reads at random; multipart uploads; lists of uploads |
+//! | `objects`, `requests`, `blob`, `upload`, `xml` | the storage; reads at random; multipart uploads; lists of uploads |
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
@@ -19,6 +19,7 @@ mod client;
 mod credentials;
 mod objects;
 mod options;
+mod requests;
 mod tls;
 mod upload;
 mod xml;

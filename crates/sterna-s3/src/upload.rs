@@ -9,7 +9,7 @@ use rusty_s3::actions::CreateMultipartUpload;
 use sterna_store::{Condition, StoreError, Tag, Upload};
 
 use crate::client::{Call, Client, Refusal};
-use crate::objects::{condition_header, put, tag_of};
+use crate::requests::{condition_header, head, put, tag_of};
 
 /// Largest number of parts of an object.
 const MOST_PARTS: usize = 10_000;
@@ -127,7 +127,7 @@ impl S3Upload {
             }
             // An earlier attempt was performed, and its answer was lost: the upload does not exist any more.
             Err(refusal) if refusal.status == Some(404) && refusal.was_repeated => {
-                let (tag, length) = crate::objects::head(&self.client, &self.key)?;
+                let (tag, length) = head(&self.client, &self.key)?;
                 if length == self.bytes {
                     return Ok(tag);
                 }

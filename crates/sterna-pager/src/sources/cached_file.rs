@@ -8,6 +8,8 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::fstatfs;
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
+/// Length of a frame of sources that can read any page by itself: 64 KiB.
+pub(super) const FRAME_BYTES: u64 = 64 << 10;
 /// Number of tmpfs in `statfs`.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 

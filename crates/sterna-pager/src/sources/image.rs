@@ -6,8 +6,7 @@ use std::path::Path;
 use sterna_image::tools::verify::refuse_damage;
 use sterna_image::{Image, MappedPages, PagePlaces};
 
-use super::FRAME_BYTES;
-use super::cached_file::CachedFile;
+use super::cached_file::{CachedFile, FRAME_BYTES};
 use crate::source::{PAGE_BYTES, PageSource, SourceError};
 
 /// An image in any format. The memory is the image's RAM blocks in their order.

@@ -8,6 +8,3 @@ mod stored;
 pub use image::ImageMemory;
 pub use raw::RawMemory;
 pub use stored::StoredMemory;
-
-/// Length of a frame of sources that can read any page by itself: 64 KiB.
-const FRAME_BYTES: u64 = 64 << 10;

@@ -8,8 +8,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use sterna_image::{ReadAt, Stamp};
 
-use super::FRAME_BYTES;
-use super::cached_file::CachedFile;
+use super::cached_file::{CachedFile, FRAME_BYTES};
 use crate::source::{PAGE_BYTES, PageSource, SourceError};
 
 /// Largest number of data ranges that are kept. The rest of a file with more counts as data.
