@@ -45,3 +45,22 @@ pub(crate) fn config(ca: Option<&Path>) -> Result<TlsConfig, String> {
         .root_certs(RootCerts::from(roots))
         .build())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn library_is_given_to_connections_and_is_not_the_processs_default() {
+        let directory = tempfile::tempdir().unwrap();
+        let (good, bad) = (directory.path().join("good.pem"), directory.path().join("bad.pem"));
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        std::fs::write(&good, params.self_signed(&key).unwrap().pem()).unwrap();
+        std::fs::write(&bad, "no certificate").unwrap();
+
+        assert!(config(Some(&good)).is_ok());
+        assert!(config(Some(&bad)).unwrap_err().contains("bad.pem"));
+        assert!(rustls::crypto::CryptoProvider::get_default().is_none());
+    }
+}
