@@ -162,12 +162,15 @@ impl Recipe {
     }
 }
 
+/// Reads bytes of a block from an offset.
+type ReadBytes<'a, E> = dyn FnMut(u32, u64, &mut [u8]) -> Result<(), E> + 'a;
+
 /// Fills `to` with the bytes of a run of records from byte `skip` of the run. `read` reads pages' bytes.
 pub(crate) fn records<E>(
     piece: Piece,
     skip: u64,
     to: &mut [u8],
-    read: &mut dyn FnMut(u32, u64, &mut [u8]) -> Result<(), E>,
+    read: &mut ReadBytes<'_, E>,
 ) -> Result<(), E> {
     let (block, first, record, flag) = match piece {
         Piece::PageRecords { block, first, .. } => (Some(block), first, PAGE_RECORD, RECORD_PAGE),
@@ -179,7 +182,7 @@ pub(crate) fn records<E>(
         let (page, inside) = (first + at / record, at % record);
         let count = match inside {
             0..8 => {
-                let word = (page * PAGE_BYTES as u64 | flag | RECORD_CONTINUE).to_be_bytes();
+                let word = ((page * PAGE_BYTES as u64) | flag | RECORD_CONTINUE).to_be_bytes();
                 let part = &word[inside as usize..];
                 let count = part.len().min(to.len() - done);
                 to[done..done + count].copy_from_slice(&part[..count]);

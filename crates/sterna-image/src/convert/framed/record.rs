@@ -140,7 +140,7 @@ impl State {
 
     /// Removes a record's word from the end of the bytes, if it is one of a run.
     fn ends_with(&mut self, page: u64, flag: u64, fill: &[u8]) -> bool {
-        let word = (page * PAGE_SIZE as u64 | flag | flags::CONTINUE).to_be_bytes();
+        let word = ((page * PAGE_SIZE as u64) | flag | flags::CONTINUE).to_be_bytes();
         let record = [&word[..], fill].concat();
         let is_there = self.bytes.ends_with(&record);
         if is_there {
