@@ -6,8 +6,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna_transport::CancelFlag;
 
+use crate::address::DomainAddress;
+use crate::connection::Connection;
+use crate::error::LibvirtError;
 use crate::packet::{Domain, MonitorEvent};
-use crate::{Connection, DomainAddress, LibvirtError, Virsh, socket};
+use crate::socket;
+use crate::virsh::Virsh;
 
 /// How long the daemon may take for a call. A monitor command waits 30 s for another job of the domain, and QEMU's longest
 /// commands flush disks.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use sterna_transport::{Address, CancelFlag, TransportError, connect_socket};
 
-use crate::LibvirtError;
+use crate::error::LibvirtError;
 use crate::packet::{
     Domain, ErrorReply, Head, KEEP_ALIVE, MonitorEvent, PING, PONG, QEMU, REMOTE, authentications,
     packet_length,

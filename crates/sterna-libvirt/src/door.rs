@@ -5,9 +5,11 @@ use std::os::fd::OwnedFd;
 use serde_json::Value;
 use sterna_transport::CancelFlag;
 
+use crate::access::Access;
+use crate::address::DomainAddress;
+use crate::error::LibvirtError;
 use crate::own_monitor::{self, OwnMonitor};
 use crate::passthrough::Passthrough;
-use crate::{Access, DomainAddress, LibvirtError};
 
 /// The way to a domain's monitor. It must live as long as the socket that [`open`](Self::open) returns, and be dropped after
 /// it. Dropping it removes what it added to QEMU.

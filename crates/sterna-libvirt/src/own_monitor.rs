@@ -13,7 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::{Value, json};
 
-use crate::{Access, LibvirtError};
+use crate::access::Access;
+use crate::error::LibvirtError;
 
 /// First version of QEMU with `monitor-qmp`.
 const SINCE: (u64, u64) = (11, 1);

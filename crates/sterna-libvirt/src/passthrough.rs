@@ -16,8 +16,9 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use serde_json::{Value, json};
 use sterna_transport::CancelFlag;
 
+use crate::access::Access;
+use crate::error::LibvirtError;
 use crate::packet::MonitorEvent;
-use crate::{Access, LibvirtError};
 
 /// Largest command, in bytes. libvirt refuses longer strings.
 const COMMAND_BYTES: usize = crate::xdr::STRING_BYTES;

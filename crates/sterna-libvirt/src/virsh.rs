@@ -4,7 +4,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::process::{Command, Output, Stdio};
 
-use crate::{DomainAddress, LibvirtError};
+use crate::address::DomainAddress;
+use crate::error::LibvirtError;
 
 /// The program `virsh` for one domain.
 #[derive(Debug, Clone)]
