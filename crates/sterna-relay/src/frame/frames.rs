@@ -1,7 +1,7 @@
 //! The frames of a carrier after its greeting (`specs/relay.md §3`).
 
 use super::error::{FrameError, Rule};
-use super::limits::{DATA_BYTES, HAVE_HASHES, OFFSETS, PACKED_BYTES, PACKED_PAGES, TEXT_BYTES};
+use super::limits::{DATA_BYTES, HAVE_HASHES, HEAD_BYTES, OFFSETS, PACKED_BYTES, PACKED_PAGES, TEXT_BYTES};
 use super::packed::{Method, PackedHead};
 
 /// The kind of a frame.
@@ -325,7 +325,7 @@ pub struct Head {
 
 impl Head {
     /// Length on the wire, in bytes.
-    pub const BYTES: usize = 8;
+    pub const BYTES: usize = HEAD_BYTES;
 
     /// Reads a head.
     ///

@@ -4,6 +4,8 @@
 pub const VERSION: u32 = 2;
 /// Oldest version of the protocol that this side speaks.
 pub const OLDEST_VERSION: u32 = 1;
+/// Bytes of a frame before its body: length and kind.
+pub(super) const HEAD_BYTES: usize = 8;
 /// Most bytes of payload in one DATA frame.
 pub const DATA_BYTES: usize = 256 << 10;
 /// Most carriers of a session.

@@ -1,12 +1,12 @@
 //! The payload of PACKED frames: the names of pages, and the other bytes (`specs/relay.md §10`).
 
 use super::error::{FrameError, Rule};
-use super::limits::PAGE_BYTES;
+use super::limits::{HEAD_BYTES, PAGE_BYTES};
 
 const FRAME: &str = "PACKED";
 const REFERENCE: u32 = 1 << 31;
 /// Offset of the payload in the frame.
-const PAYLOAD_AT: usize = super::Head::BYTES + PackedHead::BYTES;
+const PAYLOAD_AT: usize = HEAD_BYTES + PackedHead::BYTES;
 
 /// How the bytes outside of referenced pages are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

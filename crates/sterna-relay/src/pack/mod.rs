@@ -22,6 +22,7 @@ mod mode;
 mod packer;
 mod trial;
 mod unpacker;
+mod window;
 
 pub use cache::{Cache, Dictionary};
 pub use effort::Effort;
@@ -31,9 +32,7 @@ pub use mode::{BadMode, Mode};
 pub use packer::{Figures, Packed, Packer};
 pub use trial::Trial;
 pub use unpacker::{Unpacked, Unpacker};
-
-/// The window of a carrier's zstd stream, as a power of two: at most 4 MiB of memory for each end of a carrier.
-pub const WINDOW_LOG: u32 = 21;
+pub use window::WINDOW_LOG;
 
 #[cfg(test)]
 mod tests;

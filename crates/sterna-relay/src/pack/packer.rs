@@ -15,6 +15,7 @@ use super::hash::PageHash;
 use super::known::Known;
 use super::mode::Mode;
 use super::trial::Trial;
+use super::window::WINDOW_LOG;
 use crate::frame::{DATA_BYTES, Frame, Head, Method, NamedPage, PAGE_BYTES, PackedHead};
 
 /// Frames with fewer bytes are sent as they are.
@@ -78,7 +79,7 @@ impl Packer {
     /// zstd has no memory.
     pub fn new(mode: Mode, carrier: u64, known: Arc<Mutex<Known>>) -> io::Result<Self> {
         let mut stream = Encoder::new(i32::from(mode.level()))?;
-        stream.set_parameter(CParameter::WindowLog(super::WINDOW_LOG))?;
+        stream.set_parameter(CParameter::WindowLog(WINDOW_LOG))?;
         Ok(Self {
             mode,
             carrier,

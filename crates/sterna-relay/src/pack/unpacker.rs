@@ -8,6 +8,7 @@ use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 use super::cache::Cache;
 use super::hash::PageHash;
+use super::window::WINDOW_LOG;
 use crate::frame::{FrameError, Kind, Method, NamedPage, PAGE_BYTES, PackedHead, Rule};
 
 /// What a PACKED frame contains.
@@ -33,7 +34,7 @@ impl Unpacker {
     /// zstd has no memory.
     pub fn new(cache: Arc<Cache>) -> io::Result<Self> {
         let mut stream = Decoder::new()?;
-        stream.set_parameter(DParameter::WindowLogMax(super::WINDOW_LOG))?;
+        stream.set_parameter(DParameter::WindowLogMax(WINDOW_LOG))?;
         Ok(Self { cache, stream, literals: Vec::new() })
     }
 

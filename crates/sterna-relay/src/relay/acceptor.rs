@@ -12,7 +12,7 @@ use super::error::RelayError;
 use super::figures::Figures;
 use super::live::Live;
 use super::options::{Notice, Options, Routes};
-use super::{carrier, greeting, packing, vmm};
+use super::{carrier, codec, greeting, vmm};
 use crate::frame::{Answer, Hello, Purpose, ResetReason, RouteName, SessionId, SessionKey, Status, Verdict};
 use crate::phase::StreamState;
 use crate::session::Role;
@@ -283,7 +283,7 @@ impl Shared {
         channel.set_stall_limit(None);
         let agreed =
             hello.offer.map(|offer| if offer.packs { self.options.compress.accepts() } else { offer });
-        let codec = packing::codec(live, agreed)?;
+        let codec = codec::codec(live, agreed)?;
         if let Some(id) = live.attach(hello.lane, hello.attempt, channel) {
             let error = carrier::run(live, id, hello.lane, channel, codec);
             if let RelayError::Session(_) = error {

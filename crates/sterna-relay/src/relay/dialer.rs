@@ -14,7 +14,7 @@ use super::greeting::{self, Introduction};
 use super::live::Live;
 use super::options::{Notice, Options};
 use super::readiness::is_readable;
-use super::{carrier, packing, vmm};
+use super::{carrier, codec, vmm};
 use crate::frame::{Offer, Purpose, ResetReason, RouteName, SessionId, SessionKey, Status};
 use crate::phase::Heard;
 use crate::session::{Opening, Role};
@@ -313,7 +313,7 @@ impl Lane {
         }
         // The session's machine judges silence.
         channel.set_stall_limit(None);
-        let codec = packing::codec(live, accepted)?;
+        let codec = codec::codec(live, accepted)?;
         if let Some(id) = live.attach(*lane, attempt, &channel) {
             let error = carrier::run(live, id, *lane, &channel, codec);
             tracing::debug!("carrier {lane}: lost: {error}");

@@ -10,6 +10,7 @@
 
 mod acceptor;
 mod carrier;
+mod codec;
 mod control_flow;
 mod dialer;
 mod dictionary;
