@@ -206,7 +206,7 @@ pub fn inspect(image: &Image, coverage: &Coverage) -> Result<Inspection, ImageEr
         kind: format.to_string(),
         form: format.form().name(),
         compression: if format.is_compressed() { format.compression().name() } else { "none" },
-        libvirt: image.libvirt_header().map(|header| libvirt(header)),
+        libvirt: image.libvirt_header().map(libvirt),
         stream_offset: image.stream_offset(),
         machine_type: shape.configuration.machine_type.clone(),
         capabilities: shape.configuration.capabilities.clone(),
