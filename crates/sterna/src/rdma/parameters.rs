@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sterna_transport::rdma::{Fabric, VerbsFabric};
+use sterna_transport::rdma::{Fabric, RdmaError, VerbsFabric};
 use sterna_wire::rdma::ChunkSize;
 
 /// Settings for RDMA alone (specs/rdma.md §6). Later versions add fields, as with [`Parameters`](crate::Parameters).
@@ -23,6 +23,17 @@ pub struct RdmaParameters {
 }
 
 impl RdmaParameters {
+    /// Loads libibverbs, librdmacm and the drivers of this host's adapters, and opens each adapter once.
+    ///
+    /// Call it before the process locks itself in: a library needs executable memory and reads files that a migration
+    /// does not read again ([`sandbox`](crate::sandbox)). The libraries stay until the process ends.
+    ///
+    /// # Errors
+    /// A library that is missing or too old, or devices that cannot be listed. A host without adapters is no error.
+    pub fn load_libraries() -> Result<(), RdmaError> {
+        VerbsFabric::new().adapters().map(drop)
+    }
+
     /// The adapters to use: the given ones, or those of this host.
     pub(crate) fn fabric(&self) -> Arc<dyn Fabric> {
         self.fabric.clone().unwrap_or_else(|| Arc::new(VerbsFabric::new()))

@@ -76,6 +76,9 @@ table! {
     PrivateMemory {
         ioctl SYS_ioctl, is(1, 0xc0606610, "PAGEMAP_SCAN"), [LANE, LOADER, MIGRATION], Pages;
     }
+    HugePages {
+        madvise SYS_madvise, is(2, 0x16, "MADV_POPULATE_READ"), [LANE, LOADER], Pages;
+    }
     Sockets {
         accept4 SYS_accept4, Any, [LISTENER], Begin;
         bind SYS_bind, Any, [DestinationCaller], Begin;
@@ -112,6 +115,7 @@ table! {
     }
     File {
         flock SYS_flock, Any, [MIGRATION], Begin;
+        fstat SYS_fstat, Any, [MIGRATION], Any;
         fsync SYS_fsync, Any, [MIGRATION], End;
         getdents64 SYS_getdents64, Any, [MIGRATION], Begin;
         getpid SYS_getpid, Any, [MIGRATION], Any;
@@ -127,6 +131,29 @@ table! {
         io_uring_enter SYS_io_uring_enter, Any, [LANE, LOADER], Pages;
         io_uring_register SYS_io_uring_register, Any, [LOADER, MIGRATION], Begin;
         io_uring_setup SYS_io_uring_setup, Any, [LANE, LOADER, MIGRATION], Begin;
+    }
+    Rdma {
+        bind SYS_bind, Any, [], Any;
+        connect SYS_connect, Any, [MIGRATION], Begin;
+        eventfd2 SYS_eventfd2, Any, [], Any;
+        fcntl SYS_fcntl, is(1, 4, "F_SETFL"), [CONNECT, DestinationCaller, GREETER, LISTENER, MIGRATION], Begin;
+        fstat SYS_fstat, Any, [], Any;
+        getdents64 SYS_getdents64, Any, [], End;
+        getpid SYS_getpid, Any, [DestinationCaller, MIGRATION], Begin;
+        getsockname SYS_getsockname, Any, [], End;
+        ioctl SYS_ioctl, is(1, 0xc0181b01, "RDMA_VERBS_IOCTL"), [], Any;
+        newfstatat SYS_newfstatat, Any, [DestinationCaller, MIGRATION], Begin;
+        openat SYS_openat, is(2, 0x8_0002, "O_RDWR | O_CLOEXEC"), [CONNECT, DestinationCaller, GREETER, LISTENER, MIGRATION], Begin;
+        ppoll SYS_ppoll, Any, [], Any;
+        prlimit64 SYS_prlimit64, Any, [], Any;
+        recvmsg SYS_recvmsg, Any, [], Any;
+        sendmsg SYS_sendmsg, Any, [DestinationCaller, MIGRATION], Begin;
+        sendto SYS_sendto, Any, [], End;
+        setsockopt SYS_setsockopt, Any, [DestinationCaller, MIGRATION], Begin;
+        socket SYS_socket, is(0, 1, "AF_UNIX"), [MIGRATION], Begin;
+        socket SYS_socket, is(0, 16, "AF_NETLINK"), [], Any;
+        statx SYS_statx, Any, [], Any;
+        write SYS_write, Any, [], Any;
     }
     Postcopy {
         fallocate SYS_fallocate, is(1, 3, "FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE"), [LOADER], Switchover;

@@ -12,12 +12,14 @@ pub enum Feature {
     Always,
     /// Guest memory without a file, or on hugetlbfs: its absent pages are found by the page table.
     PrivateMemory,
+    /// Guest memory on huge pages (hugetlbfs), besides the lines of [`Feature::PrivateMemory`].
+    HugePages,
     /// A migration over `tcp:`, `unix:` or a socket of the VMM.
     Sockets,
     /// `tcp:` with an IP address.
     ///
     /// A host name is looked up by the C library, which loads modules and reads files. No table covers that: resolve names
-    /// in another process.
+    /// before the process locks itself in, and pass numbers.
     Tcp,
     /// `unix:`.
     Unix,
@@ -29,6 +31,11 @@ pub enum Feature {
     File,
     /// `file:` with [`Parameters::direct_io`](crate::Parameters::direct_io).
     DirectIo,
+    /// `rdma:`, after [`RdmaParameters::load_libraries`](crate::RdmaParameters::load_libraries).
+    ///
+    /// The libraries and the adapter's driver make most of these calls. The lines were recorded with soft-RoCE and
+    /// rdma-core 65.
+    Rdma,
     /// [`Capabilities::postcopy_ram`](crate::Capabilities::postcopy_ram).
     Postcopy,
     /// Postcopy's destination without CAP_SYS_PTRACE, by `/dev/userfaultfd`.
@@ -53,6 +60,7 @@ impl Feature {
         Self::Runtime,
         Self::Always,
         Self::PrivateMemory,
+        Self::HugePages,
         Self::Sockets,
         Self::Tcp,
         Self::Unix,
@@ -60,6 +68,7 @@ impl Feature {
         Self::Tls,
         Self::File,
         Self::DirectIo,
+        Self::Rdma,
         Self::Postcopy,
         Self::PostcopyByDevice,
         Self::SameHost,

@@ -11,8 +11,10 @@ mod support;
 
 mod calls;
 mod child;
+mod huge;
 mod page;
 mod paths;
+mod rdma;
 mod recorder;
 mod scenes;
 mod vm;

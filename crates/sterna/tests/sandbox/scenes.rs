@@ -21,6 +21,8 @@ pub enum Place {
     Tcp,
     Unix,
     File,
+    /// At the address of [`rdma_address`].
+    Rdma,
 }
 
 /// A way to move a guest.
@@ -92,6 +94,16 @@ impl Scene {
         self
     }
 
+    pub fn huge(mut self) -> Self {
+        self.backing = Backing::Huge2M;
+        self
+    }
+
+    pub fn pinned(mut self) -> Self {
+        self.capabilities.rdma_pin_all = true;
+        self
+    }
+
     /// So slow that the migration can be disturbed.
     pub fn limited(mut self) -> Self {
         self.params.max_bandwidth_bytes = 4 << 20;
@@ -140,7 +152,9 @@ pub struct Stage {
 
 impl Stage {
     pub fn new() -> Self {
-        let temporary = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let temporary = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+        // The lab VM cannot write into the target directory.
+        let temporary = temporary.or_else(|_| tempfile::tempdir()).unwrap();
         let certificates = crate::certificates::good_directory();
         let read = |endpoint| with_tls(&common::parameters(), certificates.path(), endpoint);
         let tls = [read(TlsEndpoint::Client), read(TlsEndpoint::Server)];
@@ -194,7 +208,21 @@ pub fn address(scene: &Scene, stage: &Stage) -> Address {
         Place::Tcp => "tcp:127.0.0.1:0".parse().unwrap(),
         Place::Unix => Address::Unix(path),
         Place::File => Address::File { path, offset: 0 },
+        Place::Rdma => format!("rdma:{}:0", rdma_address().unwrap()).parse().unwrap(),
     }
+}
+
+/// The IP address of this host's RDMA adapter, which the lab sets.
+pub fn rdma_address() -> Option<String> {
+    std::env::var("STERNA_TEST_RDMA_ADDRESS").ok()
+}
+
+/// Drops all packets of that adapter from now on, by the lab's command.
+pub fn cut_rdma() {
+    let command = std::env::var("STERNA_TEST_RDMA_CUT").expect("the lab's command that cuts the wire");
+    let mut words = command.split(' ');
+    let done = std::process::Command::new(words.next().unwrap()).args(words).status().unwrap();
+    assert!(done.success(), "{command}: {done}");
 }
 
 /// Starts a destination in its sandbox.
