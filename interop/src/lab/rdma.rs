@@ -11,6 +11,7 @@ mod command;
 mod golden;
 mod qemu;
 pub(super) mod reliability;
+pub(super) mod sandboxed;
 mod sterna;
 pub(super) mod two;
 mod way;
@@ -86,6 +87,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         .chain(qemu::scenarios())
         .chain(sterna::scenarios())
         .chain(command::scenarios())
+        .chain(sandboxed::scenarios())
         .collect()
 }
 

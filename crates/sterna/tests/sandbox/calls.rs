@@ -171,6 +171,8 @@ pub enum Fault {
     StartFails,
     /// No destination listens.
     NoListener,
+    /// The same, and this process has no destination, either.
+    Alone,
     /// All connections are cut once.
     Cut,
 }
@@ -343,6 +345,8 @@ fn perform(case: &Case, stage: &Stage, outside: &Outside, locked: &Locked) -> bo
         let arrival =
             (case.fault == Fault::None).then(|| listen(env, target.clone(), &at, &logs[1]).unwrap().wait());
         (outcome, arrival)
+    } else if case.fault == Fault::Alone {
+        (start(env, source.clone(), &no_listener(scene.place), &logs[0]).wait(), None)
     } else {
         let incoming = if case.configures {
             listen_configured(env, target.clone(), &at, &logs[1])

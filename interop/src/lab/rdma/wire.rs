@@ -57,6 +57,11 @@ impl Wire {
     }
 }
 
+/// The command by which another process drops every packet of the first end, and thereby of every connection.
+pub(super) fn cut_command() -> String {
+    format!("tc qdisc replace dev {} root netem loss 100%", ENDS[0])
+}
+
 impl Drop for Wire {
     /// The devices remain. This process has them open as long as it lives, and the kernel removes a device
     /// only after it is closed.
