@@ -380,7 +380,7 @@ fn perform(case: &Case, stage: &Stage, outside: &Outside, locked: &Locked) -> bo
                 // A connection that breaks in the handshake is not replaced.
                 eventually("pages are sent", || migration.statistics().normal_pages > 64);
                 match &proxy {
-                    Some(proxy) => drop(proxy.cut()),
+                    Some(proxy) => proxy.cut(),
                     None => outside.run(cut_rdma),
                 }
                 let unlimited = |params: &mut sterna::Parameters| params.max_bandwidth_bytes = 0;

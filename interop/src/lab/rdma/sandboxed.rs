@@ -13,9 +13,9 @@ use super::Scenario;
 use super::wire::{self, Wire};
 use crate::scenarios::Failure;
 
-/// Variable of the test program: the file into which it writes all calls, and then makes them without filters.
+/// Variable of the test program. If it is set, the program installs no filters and writes all calls into that file.
 pub(in crate::lab) const RECORD: &str = "STERNA_RECORD_CALLS";
-/// Huge pages of 2 MiB that the guests need: two of 8 MiB at a time, and one of them again while the other ends.
+/// Huge pages of 2 MiB: for the two guests of a case, 8 MiB each, and for those of the previous case until they are freed.
 const HUGE_PAGES: u32 = 16;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
