@@ -1,7 +1,7 @@
 //! Header and footer (`specs/image.md §2, §3`).
 
 use super::bytes::{Fields, Rule};
-use super::{EXTENT_LEAST, EXTENT_MOST};
+use super::limits::{EXTENT_LEAST, EXTENT_MOST};
 use crate::digest::Digest;
 
 /// The first bytes of an image.

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::PAGE_BYTES;
 use super::bytes::{Fields, Rule, put_text};
+use super::limits::PAGE_BYTES;
 use super::tables::{ExtentTable, NO_FRAME};
 use crate::digest::Digest;
 

@@ -1,7 +1,7 @@
 //! The table of a block's extents (`specs/image.md §5`): one entry of a fixed length for each extent.
 
-use super::PAGE_BYTES;
 use super::bytes::Rule;
+use super::limits::PAGE_BYTES;
 
 /// No frame: the image holds no page of the extent.
 pub(crate) const NO_FRAME: u32 = u32::MAX;

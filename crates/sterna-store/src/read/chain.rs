@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::StoredImage;
+use super::image::StoredImage;
 use crate::blob::{Blob, FileBlob};
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -84,12 +84,30 @@ impl Bases for NoBases {
     }
 }
 
+impl StoredImage {
+    /// Opens the image in the file at `path`. Bases are searched next to it, under the names that the layers contain.
+    ///
+    /// # Errors
+    /// [`StoreError`]: the image is damaged, the key is wrong, or a base is missing.
+    pub fn open(path: &Path, key: Option<&Key>) -> Result<Arc<Self>, StoreError> {
+        Self::open_blob(Arc::new(FileBlob::open(path)?), key, &FileBases::beside(path))
+    }
+
+    /// Opens the image in `blob`, and the chain of its bases.
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn open_blob(
+        blob: Arc<dyn Blob>,
+        key: Option<&Key>,
+        bases: &dyn Bases,
+    ) -> Result<Arc<Self>, StoreError> {
+        open(blob, key, bases)
+    }
+}
+
 /// Opens the image in `blob`, and its bases.
-pub(super) fn open(
-    blob: Arc<dyn Blob>,
-    key: Option<&Key>,
-    bases: &dyn Bases,
-) -> Result<Arc<StoredImage>, StoreError> {
+fn open(blob: Arc<dyn Blob>, key: Option<&Key>, bases: &dyn Bases) -> Result<Arc<StoredImage>, StoreError> {
     let image = StoredImage::open_one(blob, key)?;
     if image.is_packed() {
         let text =

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
-use super::StoredImage;
+use super::image::StoredImage;
 use crate::error::StoreError;
 
 /// The result of a check.

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use super::StoredImage;
+use super::image::StoredImage;
 use crate::error::StoreError;
+use crate::layout::Rule;
 use crate::recipe::{self, Piece, Recipe};
+
+/// Limit of a file's recipe in bytes.
+const RECIPE_MOST: u64 = 256 << 20;
 
 /// A file of an image, for reads at random. Several threads may read.
 #[derive(Debug, Clone)]
@@ -13,8 +17,38 @@ pub struct FileReader {
     recipe: Arc<Recipe>,
 }
 
+impl StoredImage {
+    /// Opens a file of the image for reads at random; none if the image has no file of this name.
+    ///
+    /// # Errors
+    /// [`StoreError::Broken`] if the file's recipe breaks a rule; the errors of [`frame`](Self::frame).
+    pub fn file(self: &Arc<Self>, name: &str) -> Result<Option<FileReader>, StoreError> {
+        let Some(file) = self.index.files.iter().find(|file| file.name == name) else { return Ok(None) };
+        let broken = |rule: Rule| StoreError::Broken {
+            name: self.name().to_owned(),
+            part: "a recipe",
+            rule: rule.0,
+            paragraph: rule.1,
+        };
+        let (offset, length) = file.recipe;
+        if length > RECIPE_MOST {
+            return Err(broken((format!("the recipe of {name:?} has {length} bytes"), "§6")));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.read(self.index.blocks.len() - 1, offset, &mut bytes)?;
+        let blocks: Vec<u64> = self.index.blocks.iter().map(|block| block.length_bytes).collect();
+        let recipe = Recipe::decode(&bytes, &blocks).map_err(broken)?;
+        if recipe.length() != file.length_bytes {
+            let rule =
+                format!("the recipe of {name:?} makes {} bytes, not {}", recipe.length(), file.length_bytes);
+            return Err(broken((rule, "§6")));
+        }
+        Ok(Some(FileReader::new(Arc::clone(self), recipe)))
+    }
+}
+
 impl FileReader {
-    pub(super) fn new(image: Arc<StoredImage>, recipe: Recipe) -> Self {
+    fn new(image: Arc<StoredImage>, recipe: Recipe) -> Self {
         Self { image, recipe: Arc::new(recipe) }
     }
 

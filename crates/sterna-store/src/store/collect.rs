@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::time::SystemTime;
 
+use super::image_store::ImageStore;
+use super::keys::{IMAGES, NAMES, PACKS, hex, pack_key};
 use super::lease::{CONDEMNED, LEASE_LIFE, LEASES};
-use super::{IMAGES, ImageStore, NAMES, PACKS, pack_key};
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::objects::{Condition, Listed};
@@ -55,7 +56,7 @@ impl<'a> Condemned<'a> {
     fn write(store: &'a ImageStore, garbage: &[Listed]) -> Result<Self, StoreError> {
         let mut id = [0; 16];
         crate::write::random(&mut id, store.name())?;
-        let key = format!("{CONDEMNED}{}", super::hex(&id));
+        let key = format!("{CONDEMNED}{}", hex(&id));
         let text = garbage.iter().fold(String::new(), |text, listed| text + &listed.key + "\n");
         store.objects.put(&key, text.as_bytes(), Condition::IfAbsent)?;
         Ok(Self { store, key })

@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 
-use super::ImageStore;
+use super::image_store::ImageStore;
+use super::keys::hex;
 use crate::error::StoreError;
 use crate::objects::Condition;
 
@@ -38,7 +39,7 @@ impl Lease {
     pub(super) fn take(store: &ImageStore) -> Result<Self, StoreError> {
         let mut id = [0; 16];
         crate::write::random(&mut id, store.name())?;
-        let key = format!("{LEASES}{}", super::hex(&id));
+        let key = format!("{LEASES}{}", hex(&id));
         store.objects.put(&key, b"save\n", Condition::IfAbsent)?;
         let written = Mutex::new(SystemTime::now());
         let mut lease = Self { store: store.clone(), key, written, condemned: HashSet::new() };

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::image_store::ImageStore;
+use super::keys::{IMAGES, pack_key};
 use super::lease::Lease;
-use super::{IMAGES, ImageStore, hex, pack_key};
 use crate::blob::Blob;
 use crate::error::StoreError;
 use crate::layout::{FOOTER_BYTES, Footer, FrameEntry};
@@ -179,9 +180,4 @@ impl FrameSink for PackSink {
         }
         Ok(self.state.lock().bytes + object.len() as u64)
     }
-}
-
-/// The identifier of a pack in its key.
-pub(super) fn pack_id(id: &[u8; 16]) -> String {
-    hex(id)
 }

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{DirectoryObjects, ImageStore};
+use super::directory::DirectoryObjects;
+use super::image_store::ImageStore;
 use crate::error::StoreError;
 use crate::key::Key;
 
