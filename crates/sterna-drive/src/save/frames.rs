@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sterna_image::convert::{ConvertOptions, Input, Output, convert};
 use sterna_image::{Format, ImageError, ImagePlace, publish};
 
-use super::piped::Stream;
+use super::stream::Stream;
 use super::{SaveRequest, Settled};
 use crate::DriveError;
 use crate::pipe::pipe;

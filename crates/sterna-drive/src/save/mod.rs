@@ -23,6 +23,7 @@ mod piped;
 mod request;
 mod run_state;
 mod setup;
+mod stream;
 mod written;
 
 use std::time::{Duration, Instant};

@@ -1,38 +1,33 @@
 //! Saves through a pipe: the VM writes a stream into it, and this process compresses the stream.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use serde_json::json;
 use sterna_image::compression::Compressor;
 use sterna_image::{Format, ImageError};
 use sterna_transport::{CreateOptions, IoPart, PageFile, PageQueue, QueueOptions};
 
-use super::check::is_whole_tail;
 use super::head::Head;
-use super::{NAME, RUNNING, SaveRequest, Settled, frames, run_state};
+use super::stream::Stream;
+use super::{NAME, RUNNING, SaveRequest, Settled, frames};
 use crate::pipe::pipe;
 use crate::{DriveError, Vm};
 
 /// What the thread does with the VM's stream.
 type Work = Box<dyn FnOnce(Stream) -> Result<(), ImageError> + Send>;
 
-/// Bytes at the end of the stream that are held back, because they contain the run state.
-const TAIL_BYTES: usize = 4 << 20;
-
 /// The file that is written.
 enum Target {
     /// A compressed stream.
     Stream(Arc<PageFile>),
     /// An image in Sterna's own format.
-    Frames(frames::Frames),
+    Frames(Box<frames::Frames>),
 }
 
 /// A pipe from the VM, and the thread that compresses its data.
@@ -63,7 +58,7 @@ impl Piped {
             Format::Sterna => {
                 let frames = frames::Frames::new(request);
                 let work = frames.work();
-                (Target::Frames(frames), work)
+                (Target::Frames(Box::new(frames)), work)
             }
             _ => Self::stream(request, head.as_ref())?,
         };
@@ -105,7 +100,7 @@ impl Piped {
         let threads = std::thread::available_parallelism().map_or(1, |count| count.get());
         let sink = Sink { queue: PageQueue::new(&file, QueueOptions::default()), position };
         let compressor = Compressor::new(sink, request.format.compression(), threads);
-        let work = move |mut stream: Stream| stream.compress(compressor);
+        let work = move |stream: Stream| compress(stream, compressor);
         Ok((Target::Stream(file), Box::new(work)))
     }
 
@@ -159,6 +154,12 @@ impl Piped {
     }
 }
 
+impl Drop for Piped {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}
+
 /// Writes the compressed stream into the file.
 struct Sink {
     queue: PageQueue,
@@ -177,78 +178,9 @@ impl Write for Sink {
     }
 }
 
-/// Reads the stream from the pipe.
-pub(super) struct Stream {
-    pipe: File,
-    is_ended: Arc<AtomicBool>,
-    path: String,
-    /// The run state to write into the stream, if any.
-    state: Option<String>,
-}
-
-impl Stream {
-    /// Compresses the whole stream.
-    fn compress(&mut self, mut compressor: Compressor<Sink>) -> Result<(), ImageError> {
-        self.pass(&mut |bytes| compressor.write_all(bytes))?;
-        let mut sink = compressor.finish().map_err(|error| self.io("write", error))?;
-        sink.flush().map_err(|error| self.io("write", error))
-    }
-
-    /// Passes the whole stream on. Its last bytes are held back until its end, because they contain the run state.
-    pub(super) fn pass(&mut self, to: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<(), ImageError> {
-        let (mut before, mut now, mut filled) = (Vec::new(), vec![0; TAIL_BYTES], 0);
-        loop {
-            let room = &mut now[filled..];
-            let count = self.read(room).map_err(|error| self.io("read of the VM's pipe", error))?;
-            if count == 0 {
-                break;
-            }
-            filled += count;
-            if filled == TAIL_BYTES {
-                to(&before).map_err(|error| self.io("write", error))?;
-                std::mem::swap(&mut before, &mut now);
-                now.resize(TAIL_BYTES, 0);
-                filled = 0;
-            }
-        }
-        let mut tail = [&before[..], &now[..filled]].concat();
-        if !is_whole_tail(&tail) {
-            return Err(ImageError::Request("the VM's stream has no end".into()));
-        }
-        if let Some(state) = &self.state
-            && let Some(place) = run_state::find(&tail)
-        {
-            tail[place].copy_from_slice(&run_state::encode(state));
-        }
-        to(&tail).map_err(|error| self.io("write", error))
-    }
-
-    /// Reads the available bytes; 0 at the end. Checks every 50 ms whether the save was given up.
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        const LOOK_UP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-        loop {
-            if self.is_ended.load(Ordering::Acquire) {
-                return Err(io::Error::other("the save was abandoned"));
-            }
-            let mut waiting = [PollFd::new(&self.pipe, PollFlags::IN)];
-            match poll(&mut waiting, Some(&LOOK_UP)) {
-                Ok(0) | Err(Errno::INTR) => {}
-                Ok(_) => match self.pipe.read(buffer) {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    result => return result,
-                },
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    fn io(&self, call: &'static str, source: io::Error) -> ImageError {
-        ImageError::Io { file: self.path.clone(), call, source }
-    }
-}
-
-impl Drop for Piped {
-    fn drop(&mut self) {
-        self.give_up();
-    }
+/// Compresses the whole stream.
+fn compress(mut stream: Stream, mut compressor: Compressor<Sink>) -> Result<(), ImageError> {
+    stream.pass(&mut |bytes| compressor.write_all(bytes))?;
+    let mut sink = compressor.finish().map_err(|error| stream.io("write", error))?;
+    sink.flush().map_err(|error| stream.io("write", error))
 }

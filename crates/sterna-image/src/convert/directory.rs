@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sterna_store::{Block, ImageWriter, PAGE_BYTES, Piece, Place, Recipe, StoredImage, publish};
 
-use super::framed::{push_bytes, writer_at};
-use super::{ConvertOptions, threads};
+use super::framed::bytes::push_bytes;
+use super::framed::writer::writer_at;
+use super::request::{ConvertOptions, threads};
 use crate::ImageError;
 use crate::crew;
 use crate::read::open::open_stored;

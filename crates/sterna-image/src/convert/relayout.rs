@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sterna_transport::{Direct, PageFile, QueueOptions, RangeReader};
 use sterna_wire::PAGE_SHIFT;
 
-use super::{ConvertOptions, Counts};
+use super::counts::{Counted, Counts};
+use super::request::{ConvertOptions, threads};
 use crate::ImageError;
 use crate::crew;
 use crate::read::visitor::PageVisitor;
@@ -62,13 +63,13 @@ pub(super) fn copy(
         (Some(mapped), None) => return copy_frames(mapped, writer, options, counts),
         (None, _) => {
             let mut lane = writer.lane();
-            image.visit_pages(&mut super::Counted { to: &mut lane, counts })?;
+            image.visit_pages(&mut Counted { to: &mut lane, counts })?;
             return lane.drain();
         }
     };
     let units: Vec<(usize, Range<u64>)> = mapped.blocks().iter().enumerate().flat_map(units).collect();
     let next = AtomicUsize::new(0);
-    crew::share(super::threads(options.threads).min(units.len()), || {
+    crew::share(threads(options.threads).min(units.len()), || {
         let mut copier = Copier::new(mapped, &file, writer, counts);
         while let Some((block, pages)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
             let done = copier.unit(*block, pages.clone());
@@ -93,7 +94,7 @@ fn copy_frames(
     const STRIDE: u64 = 512;
     let units: Vec<(usize, Range<u64>)> = mapped.blocks().iter().enumerate().flat_map(units).collect();
     let next = AtomicUsize::new(0);
-    crew::share(super::threads(options.threads).min(units.len()), || {
+    crew::share(threads(options.threads).min(units.len()), || {
         let (mut lane, mut content) = (writer.lane(), vec![0; (STRIDE as usize) << PAGE_SHIFT]);
         let mut unit = |block: usize, pages: Range<u64>| -> Result<(), ImageError> {
             let bitmap = &mapped.blocks()[block].bitmap;

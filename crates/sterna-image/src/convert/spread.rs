@@ -10,7 +10,8 @@ use std::thread::{self, Builder, ScopedJoinHandle};
 
 use sterna_wire::PAGE_SIZE;
 
-use super::Counts;
+use super::counts::Counts;
+use super::request::threads;
 use crate::ImageError;
 use crate::model::Shape;
 use crate::read::begun::Begun;
@@ -38,7 +39,7 @@ pub(super) fn spread(
     counts: &Counts,
 ) -> Result<(Shape, End), ImageError> {
     // One thread reads and decompresses. More than four writers would be faster than this reader.
-    let count = super::threads(wanted).clamp(1, 4);
+    let count = threads(wanted).clamp(1, 4);
     thread::scope(|scope| {
         let mut lanes = Vec::new();
         let mut threads = Vec::new();

@@ -13,7 +13,7 @@ use sterna_ram::PageBitmap;
 use sterna_store::ImageWriter;
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE, xbzrle};
 
-use super::super::Counts;
+use super::super::counts::Counts;
 use super::record::Recorder;
 use crate::error::ImageError;
 use crate::model::Shape;

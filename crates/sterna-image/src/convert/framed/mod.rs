@@ -6,66 +6,39 @@
 //! | legacy | pages are gathered to extents in one pass; the stream's other bytes become a second recipe |
 //! | Sterna's format | frames are decompressed and compressed again; recipes stay |
 
+pub(super) mod bytes;
 mod gather;
+pub(super) mod options;
 mod record;
 pub(super) mod verbatim;
+pub(super) mod writer;
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sterna_ram::PageBitmap;
-use sterna_store::{Block, EXTENT_LEAST, ImageWriter, Key, Piece, Place, Recipe, StoredImage, WriteOptions};
-use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
+use sterna_store::{Block, ImageWriter, Piece, Recipe, StoredImage};
+use sterna_wire::PAGE_SHIFT;
 
-use super::{Check, ConvertOptions, Counts};
+use super::check::{Check, check_whole};
+use super::counts::Counts;
 use crate::ImageError;
 use crate::crew;
 use crate::model::{IGNORE_SHARED, Shape};
 use crate::read::begun::Begun;
 use crate::read::framed::{STREAM, VIEW};
-use crate::read::open::open_stored;
 use crate::read::tee::Tee;
-use crate::read::{Access, Image, MappedPages};
+use crate::read::{Image, MappedPages};
 use crate::tools::finding::Finding;
 use crate::write::view::{ViewPart, view};
 use crate::write::{Envelope, failed};
+use bytes::push_bytes;
 use gather::Gather;
+pub use options::FrameOptions;
 use record::Recorder;
 
-/// Runs of zeros of this length in a file's other bytes become holes.
-const HOLE: usize = PAGE_SIZE;
 /// Bytes of one read from the parts of a file that are not pages.
 const STRIDE: u64 = 1 << 20;
-
-/// Options of a target in Sterna's own format.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FrameOptions {
-    /// Bytes of an extent: a power of two from 64 KiB (default) to 2 MiB.
-    pub extent_bytes: u32,
-    /// zstd's level, 1 (default) to 22; 0 for no compression.
-    pub level: i32,
-    /// The key that encrypts the target.
-    pub key: Option<Key>,
-    /// The image over which the target becomes a layer.
-    pub base: Option<PathBuf>,
-}
-
-impl Default for FrameOptions {
-    fn default() -> Self {
-        Self { extent_bytes: EXTENT_LEAST, level: 1, key: None, base: None }
-    }
-}
-
-/// The blocks of a machine's RAM as an image in Sterna's format has them.
-pub(super) fn blocks(shape: &Shape) -> Vec<Block> {
-    let block = |block: &crate::BlockShape| Block {
-        name: block.name.clone(),
-        length_bytes: if block.is_skipped { 0 } else { block.length_bytes },
-        address: block.address,
-    };
-    shape.ram.blocks.iter().map(block).collect()
-}
 
 /// Copies a mapped-ram image.
 pub(super) fn of_mapped(
@@ -171,16 +144,6 @@ fn copy_bytes(
     Ok(())
 }
 
-/// Appends bytes to a recipe. Long runs of zeros become holes.
-pub(super) fn push_bytes(writer: &ImageWriter, recipe: &mut Recipe, bytes: &[u8]) {
-    for part in bytes.chunks(HOLE) {
-        match part.len() == HOLE && part.iter().all(|byte| *byte == 0) {
-            true => recipe.push(Piece::Hole { length: part.len() as u64 }),
-            false => recipe.push(writer.bytes(part)),
-        }
-    }
-}
-
 /// Copies a legacy stream in one pass. `envelope` is libvirt's container of the view.
 pub(super) fn of_legacy(
     begun: Begun,
@@ -196,7 +159,7 @@ pub(super) fn of_legacy(
     tee.to(Box::new(recorder.clone())).map_err(|error| failed(&file, error))?;
     let gathered = gather::run(&writer, threads, counts, &recorder, |gather: &mut Gather<'_>| {
         let (mut shape, end) = begun.finish(gather)?;
-        super::check_whole(&shape, &file, end)?;
+        check_whole(&shape, &file, end)?;
         let damage = check(&shape, end)?;
         tee.release().map_err(|error| failed(&file, error))?;
         tee.off();
@@ -254,32 +217,4 @@ pub(super) fn of_stored(
     counts.data.fetch_add(written.ram_pages, Ordering::Relaxed);
     counts.zero.fetch_add(pages - written.ram_pages.min(pages), Ordering::Relaxed);
     Ok(written.bytes)
-}
-
-/// Makes a writer for an image in a file or in a store; also returns the base of a layer.
-pub(super) fn writer_at(
-    path: &Path,
-    blocks: Vec<Block>,
-    options: &ConvertOptions,
-    kind: &str,
-) -> Result<(ImageWriter, Option<Arc<StoredImage>>), ImageError> {
-    let frames = &options.frames;
-    let access = Access { key: frames.key.clone(), bases: options.access.bases.clone() };
-    let base = frames.base.as_ref().map(|base| open_stored(base, &access)).transpose()?;
-    let options = WriteOptions {
-        extent_bytes: frames.extent_bytes,
-        level: frames.level,
-        key: frames.key.clone(),
-        kind: kind.to_owned(),
-        base: base.clone(),
-        replace: options.replace,
-    };
-    let writer = match Place::parse(path)? {
-        Place::File(path) => ImageWriter::create(&path, blocks, options)?,
-        Place::Store { directory, name } => {
-            let store = Place::store(&directory, options.key.clone(), true)?;
-            store.writer(&name, blocks, options)?
-        }
-    };
-    Ok((writer, base))
 }

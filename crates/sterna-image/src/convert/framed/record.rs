@@ -9,6 +9,7 @@ use sterna_store::{ImageWriter, Piece, Recipe};
 use sterna_wire::PAGE_SIZE;
 use sterna_wire::ram::flags;
 
+use super::bytes::push_bytes;
 use crate::read::begun::Begun;
 
 /// Takes the stream's bytes from a tee, and the places of its pages from the reader.
@@ -77,7 +78,7 @@ impl Recorder {
         let mut recipe = Recipe::default();
         for part in std::mem::take(&mut state.parts) {
             match part {
-                Part::Bytes(bytes) => super::push_bytes(writer, &mut recipe, &bytes),
+                Part::Bytes(bytes) => push_bytes(writer, &mut recipe, &bytes),
                 Part::Piece(piece) => recipe.push(piece),
             }
         }

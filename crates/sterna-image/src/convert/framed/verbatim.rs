@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sterna_transport::{CreateOptions, IoPart, PageFile};
 use sterna_wire::PAGE_SIZE;
 
-use super::super::Counts;
+use super::super::counts::Counts;
 use crate::ImageError;
 use crate::crew;
 use crate::read::Image;
