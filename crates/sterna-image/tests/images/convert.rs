@@ -99,6 +99,12 @@ fn convert_mapped_through_every_form_and_back_gives_the_same_bytes() {
         run(&source, &there, &options).unwrap();
         run(&there, &back, &target("mapped-ram")).unwrap();
 
+        if form == Format::Sterna {
+            // It keeps the VMM's bytes.
+            assert!(fs::read(&back).unwrap() == golden, "{form}");
+            fs::remove_file(&back).unwrap();
+            continue;
+        }
         // QEMU writes a PART without pages, which has no effect. The converter does not write it again.
         let (again, was) = (Image::open(&back).unwrap(), Image::open(&source).unwrap());
         assert!(again.shape() == was.shape(), "mapped-ram, {form}, mapped-ram");
