@@ -2,7 +2,7 @@
 
 #![allow(clippy::print_stderr, reason = "a test that cannot run says why")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -32,18 +32,38 @@ fn guest(test: &str) -> Option<Peer> {
     }
 }
 
+/// The command, which is killed on drop.
+struct Served(Child);
+
+impl Served {
+    /// Waits for its end. Returns the exit status and the standard output.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        (self.0.wait().unwrap().code(), said)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Errors mean that it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Starts the command, and waits until it listens.
-fn serve(image: &Path, address: &Path, more: &[&str]) -> Child {
+fn serve(image: &Path, address: &Path, more: &[&str]) -> Served {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
     command.arg("serve").arg(image).arg(format!("uffd:{}", address.display())).args(more);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut served = Served(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();
-    let mut errors = BufReader::new(child.stderr.take().unwrap());
+    let mut errors = BufReader::new(served.0.stderr.take().unwrap());
     errors.read_line(&mut line).unwrap();
     assert!(line.contains("listening at"), "{line}");
     // The rest is read, so that the command is never blocked.
     std::thread::spawn(move || errors.lines().for_each(drop));
-    child
+    served
 }
 
 #[test]
@@ -59,9 +79,9 @@ fn guests_are_served_until_each_has_all_of_its_memory() {
         guest.hand_over(&directory.path().join(format!("{number}.sock")), "whole").unwrap();
         assert_eq!(guest.sum(0, BYTES), Ok(sum(&content)));
         if number == 1 {
-            let output = served.wait_with_output().unwrap();
-            assert_eq!(output.status.code(), Some(0));
-            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let (status, report) = served.end();
+            assert_eq!(status, Some(0));
+            let report: Value = serde_json::from_str(&report).unwrap();
             assert_eq!(report["guests"].as_array().unwrap().len(), 2);
             assert_eq!(report["guests"][1]["end"], "completed");
             assert_eq!(guest.sum(0, BYTES), Ok(sum(&content)), "without the command");
@@ -77,16 +97,13 @@ fn recorded_pages_are_written_when_the_command_ends() {
     std::fs::write(&image, memory(BYTES)).unwrap();
     let socket = directory.path().join("sock");
     let record = recorded.display().to_string();
-    let mut served = serve(&image, &socket, &["--record", &record]);
-    let Some(mut guest) = guest("recorded_pages_are_written_when_the_command_ends") else {
-        let _ = served.kill();
-        return;
-    };
+    let served = serve(&image, &socket, &["--record", &record]);
+    let Some(mut guest) = guest("recorded_pages_are_written_when_the_command_ends") else { return };
     guest.hand_over(&socket, "whole").unwrap();
     guest.sum(1 << 20, 8192).unwrap();
     guest.kill();
 
-    assert_eq!(served.wait().unwrap().code(), Some(0));
+    assert_eq!(served.end().0, Some(0));
     let text = std::fs::read_to_string(&recorded).unwrap();
     assert_eq!(text, "sterna-working-set 1\nmemory 4194304\n1048576 8192\n");
 }
@@ -97,19 +114,18 @@ fn guest_that_lacks_pages_is_killed_when_the_command_is_terminated() {
     let directory = tempfile::tempdir().unwrap();
     let (image, socket) = (directory.path().join("memory"), directory.path().join("sock"));
     std::fs::write(&image, memory(BYTES)).unwrap();
-    let mut served = serve(&image, &socket, &["--fill-rate", "off"]);
+    let served = serve(&image, &socket, &["--fill-rate", "off"]);
     let Some(mut guest) = guest("guest_that_lacks_pages_is_killed_when_the_command_is_terminated") else {
-        let _ = served.kill();
         return;
     };
     guest.hand_over(&socket, "whole").unwrap();
     guest.sum(0, 4096).unwrap();
 
-    let pid = rustix::process::Pid::from_raw(served.id() as i32).unwrap();
+    let pid = rustix::process::Pid::from_raw(served.0.id() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
 
     assert_eq!(guest.wait().unwrap().signal(), Some(9));
-    assert_eq!(served.wait().unwrap().code(), Some(130));
+    assert_eq!(served.end().0, Some(130));
     assert!(!socket.exists());
 }
 
