@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use sterna_image::{Form, Image, ImageError, LegacyWriter, PageVisitor, Shape};
+use sterna_image::{Form, Format, Image, ImageError, LegacyWriter, PageVisitor, Shape};
 use sterna_wire::PAGE_SIZE;
 
 /// Images with more RAM than this, in bytes, are not read.
@@ -58,8 +58,8 @@ pub fn target(data: &[u8]) {
     }
     let mut ram = Ram::of(shape);
     if image.visit_pages(&mut ram).is_err() {
-        // Opening an image already walks its records, so only differences can make the visit fail.
-        assert!(image.has_deltas());
+        // Opening an image already walks its records. Only differences can make the visit fail, and frames whose digest is wrong.
+        assert!(image.has_deltas() || image.format() == Format::Sterna);
         return;
     }
     if let Some(mapped) = image.mapped() {

@@ -53,7 +53,7 @@ struct Snapshot {
 /// ([`FrameOptions::base`](super::FrameOptions::base)), as Firecracker's snapshots of type `Diff` have them.
 ///
 /// # Errors
-/// [`ImageError::Request`] if the directory is no snapshot, or a base is missing. Nothing is visible at `to` then.
+/// [`ImageError::Unsupported`] if the directory is no snapshot, [`ImageError::Request`] if a base is missing. Nothing is visible at `to` then.
 pub fn convert_directory(
     from: &Path,
     to: &Path,
@@ -190,11 +190,11 @@ impl Snapshot {
         }
         files.sort();
         let no_snapshot = || {
-            let text = format!(
-                "{shown} is no snapshot: Cloud Hypervisor's has {RANGES}, config.json and state.json, and Firecracker's \
+            let rule = format!(
+                "the directory is no snapshot: Cloud Hypervisor's has {RANGES}, config.json and state.json, and Firecracker's \
                  has two files, the memory and the state of the devices"
             );
-            Err(ImageError::Request(text))
+            Err(ImageError::Unsupported { file: shown.clone(), rule, paragraph: "specs/image.md §6" })
         };
         let (kind, memory) = match files.iter().position(|(name, _)| name == RANGES) {
             Some(at) => (CLOUD_HYPERVISOR, at),

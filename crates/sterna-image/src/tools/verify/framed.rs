@@ -86,7 +86,12 @@ fn add_damage(report: &mut Report, checked: &Checked) {
 }
 
 fn finding(code: &'static str, error: &StoreError, place: Place) -> Finding {
-    Finding::error(code, "specs/image.md", place, error.to_string())
+    // The error's own advice is the finding's remedy.
+    let what = match error {
+        StoreError::Frame { frame, pages, reason, .. } => format!("frame {frame} ({pages}): {reason}"),
+        error => error.to_string(),
+    };
+    Finding::error(code, "specs/image.md", place, what)
         .effect("Every reader refuses these pages")
         .remedy("Take another copy of the image")
 }
