@@ -13,7 +13,7 @@ use crate::pair::{Pair, relays};
 
 /// QEMU's `max-bandwidth`, bytes per second.
 const PACE: u64 = 100_000_000;
-/// What a cut may add beside its own length, seconds.
+/// Limit of the time that a cut adds to its own length, seconds.
 const MORE: f64 = 2.0;
 /// Limit of a migration beside the outage.
 const PATIENCE: Duration = Duration::from_secs(300);

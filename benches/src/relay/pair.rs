@@ -64,7 +64,7 @@ impl Relay {
         self.clock.read()
     }
 
-    /// What the process has printed.
+    /// The lines that the process has printed to standard error.
     pub(crate) fn said(&self) -> String {
         self.said.lock().expect("no panic").clone()
     }

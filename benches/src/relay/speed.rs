@@ -37,7 +37,7 @@ impl Way {
 struct Sample {
     seconds: f64,
     downtime_ms: f64,
-    /// Expected downtime before the switchover, as QEMU reports it.
+    /// Megabits per second over the whole migration, as QEMU reports them.
     mbps: f64,
     /// CPU seconds of both relays per GB that QEMU sent.
     cpu: f64,

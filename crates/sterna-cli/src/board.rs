@@ -14,7 +14,7 @@ impl<T: Clone> Board<T> {
         Self(Arc::new(Mutex::new(figures)))
     }
 
-    /// Replaces the figures.
+    /// Replaces the figures that the next scrape shows.
     pub fn set(&self, figures: T) {
         *self.0.lock() = figures;
     }

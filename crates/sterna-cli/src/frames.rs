@@ -53,7 +53,7 @@ impl Opened {
     }
 }
 
-/// Reads a key.
+/// Reads the file of `--key`.
 pub fn key(path: &Path) -> Result<Key, Stop> {
     Key::read(path).map_err(|error| Stop::unreadable(error.to_string()))
 }

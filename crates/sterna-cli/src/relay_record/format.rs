@@ -70,7 +70,7 @@ pub struct RelayRecord {
 pub struct Part {
     /// Start of the part, since the start of the session.
     pub at_seconds: f64,
-    /// Its length.
+    /// Length of the part, in seconds.
     pub took_seconds: f64,
     /// Bytes from the source's VMM that passed in it.
     pub processed_bytes: u64,

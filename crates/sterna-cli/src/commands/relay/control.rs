@@ -187,7 +187,7 @@ fn value(figures: &Figures) -> Value {
     }))
 }
 
-/// Executes the commands.
+/// Executes the commands of the relay's monitor.
 pub(super) struct Control {
     relays: Arc<Relays>,
     interrupts: Interrupts,

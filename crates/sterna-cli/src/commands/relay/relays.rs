@@ -68,7 +68,7 @@ impl Relays {
         self.dialers.iter().map(Dialer::address).chain(self.acceptor.iter().map(Acceptor::address))
     }
 
-    /// The open sessions.
+    /// The figures of each open session, of all dialers and of the acceptor.
     pub(super) fn figures(&self) -> Vec<Figures> {
         let ours = self.dialers.iter().filter_map(Dialer::figures);
         ours.chain(self.acceptor.iter().flat_map(Acceptor::figures)).collect()
