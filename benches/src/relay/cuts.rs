@@ -4,12 +4,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sterna_benches::Failure;
-use sterna_benches::forwarder::Forwarder;
 use sterna_benches::goal::{Bound, Goal};
 use sterna_benches::machines::Lab;
 
 use crate::Args;
-use crate::pair::{Pair, relays};
+use crate::pair::{Pair, relays_over_a_network};
 
 /// QEMU's `max-bandwidth`, bytes per second.
 const PACE: u64 = 100_000_000;
@@ -46,17 +45,8 @@ pub(crate) fn measure(args: &Args) -> Result<Vec<Goal>, Failure> {
 fn once(lab: &Lab, bytes: u64, away: Option<f64>) -> Result<f64, Failure> {
     let mut pair = Pair::begin(lab, bytes)?;
     let target = pair.listen_on_unix()?;
-    let mut network = None;
-    let window = ["--reconnect-window".to_owned(), "600".to_owned()];
     let place = pair.source.directory().to_owned();
-    let (source, destination) = relays(lab, &place, &target, (&window, &window), |address| {
-        let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).ok_or("no port")?;
-        let made = Forwarder::to(port)?;
-        let address = made.address();
-        network = Some(made);
-        Ok(address)
-    })?;
-    let network = network.ok_or("no network")?;
+    let (source, network, destination) = relays_over_a_network(lab, &place, &target, 600)?;
     pair.source.execute("migrate-set-parameters", json!({ "max-bandwidth": PACE }))?;
     pair.run()?;
     let began = Instant::now();

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sterna_benches::Failure;
 use sterna_benches::clock::CpuClock;
+use sterna_benches::forwarder::Forwarder;
 use sterna_benches::machines::{Lab, Role, Side};
 use sterna_benches::peer::Peer;
 use sterna_interop::Guest;
@@ -102,6 +103,25 @@ pub(crate) fn relays(
     let mut arguments = vec![format!("listen:unix:{}", listen.display()), "--to".to_owned(), to];
     arguments.extend_from_slice(more.0);
     Ok((Relay::start(lab, &arguments)?, destination))
+}
+
+/// The relays of one migration, and the network between them, which can be cut. `window`: how long it may be away, in seconds.
+pub(crate) fn relays_over_a_network(
+    lab: &Lab,
+    place: &Path,
+    target: &str,
+    window: u64,
+) -> Result<(Relay, Forwarder, Relay), Failure> {
+    let window = ["--reconnect-window".to_owned(), window.to_string()];
+    let mut network = None;
+    let (source, destination) = relays(lab, place, target, (&window, &window), |address| {
+        let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).ok_or("no port")?;
+        let made = Forwarder::to(port)?;
+        let address = made.address();
+        network = Some(made);
+        Ok(address)
+    })?;
+    Ok((source, network.ok_or("no network")?, destination))
 }
 
 /// A QEMU with a running guest, and a QEMU that waits for it.

@@ -11,7 +11,7 @@ use sterna_benches::machines::Lab;
 use sterna_benches::peer::Peer;
 
 use crate::Args;
-use crate::pair::{Pair, relays};
+use crate::pair::{Pair, relays_over_a_network};
 
 /// RAM of the guests, bytes: little, so that many cuts lie in the handover.
 const RAM_BYTES: u64 = 48 << 20;
@@ -66,17 +66,8 @@ fn control(lab: &Lab) -> Result<Vec<usize>, Failure> {
 fn once(lab: &Lab, own: &[usize], random: &mut fastrand::Rng) -> Result<End, Failure> {
     let mut pair = Pair::begin(lab, RAM_BYTES)?;
     let target = pair.listen_on_unix()?;
-    let mut network = None;
-    let window = ["--reconnect-window".to_owned(), WINDOW.to_string()];
     let place = pair.source.directory().to_owned();
-    let (source, destination) = relays(lab, &place, &target, (&window, &window), |address| {
-        let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).ok_or("no port")?;
-        let made = Forwarder::to(port)?;
-        let address = made.address();
-        network = Some(made);
-        Ok(address)
-    })?;
-    let network = network.ok_or("no network")?;
+    let (source, network, destination) = relays_over_a_network(lab, &place, &target, WINDOW)?;
     pair.source.execute("migrate-set-parameters", json!({"max-bandwidth": 60_000_000}))?;
     pair.source.execute("cont", Value::Null)?;
     pair.source.wait_for_ticks(1)?;
