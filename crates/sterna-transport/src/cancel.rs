@@ -63,18 +63,13 @@ impl CancelFlag {
         self.inner.cancelled.load(Ordering::SeqCst)
     }
 
-    /// A descriptor that becomes readable when the flag is cancelled; immediately if it already is.
+    /// A descriptor that becomes readable when the flag is cancelled later. The caller asks
+    /// [`CancelFlag::is_cancelled`] afterwards.
     fn wake(&self) -> io::Result<Arc<OwnedFd>> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let mut waits = self.inner.waits.lock();
         waits.retain(|wait| wait.strong_count() > 0);
         waits.push(Arc::downgrade(&wake));
-        drop(waits);
-        // `cancel` sets the flag before it walks the list. So the walk finds this descriptor, or the check sees
-        // the flag.
-        if self.is_cancelled() {
-            rustix::io::write(&*wake, &1u64.to_ne_bytes())?;
-        }
         Ok(wake)
     }
 }
@@ -105,6 +100,8 @@ pub(crate) fn wait_any(
 ) -> io::Result<Waited> {
     let wakes = flags.iter().map(|flag| flag.wake()).collect::<io::Result<Vec<_>>>()?;
     loop {
+        // `cancel` sets the flag before it walks the list. So the walk finds the descriptor, or this check sees the
+        // flag. No descriptor is written here: a thread that only waits needs no `write` in its filter.
         if flags.iter().any(|flag| flag.is_cancelled()) {
             return Ok(Waited::Cancelled);
         }

@@ -96,6 +96,7 @@ table! {
         setsockopt SYS_setsockopt, Any, [], Any;
         shutdown SYS_shutdown, Any, [], End;
         socket SYS_socket, Any, [CONNECT, DestinationCaller, MIGRATION], Begin;
+        write SYS_write, Any, [], Any;
     }
     Tcp {
         getsockname SYS_getsockname, Any, [DestinationCaller], Begin;
@@ -165,7 +166,6 @@ table! {
         ioctl SYS_ioctl, is(1, 0xc028aa03, "UFFDIO_COPY"), [LANE, LOADER], Pages;
         poll SYS_poll, Any, [FAULTS], Any;
         userfaultfd SYS_userfaultfd, Any, [DestinationCaller, LOADER], Begin;
-        write SYS_write, Any, [INCOMING], Any;
     }
     PostcopyByDevice {
         ioctl SYS_ioctl, is(1, 0xaa00, "USERFAULTFD_IOC_NEW"), [DestinationCaller, LOADER], Begin;

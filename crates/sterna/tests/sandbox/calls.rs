@@ -390,7 +390,7 @@ fn perform(case: &Case, stage: &Stage, outside: &Outside, locked: &Locked) -> bo
         }
         let outcome = migration.wait();
         if case.fault == Fault::NoListener {
-            incoming.cancel().unwrap();
+            locked.at_destination(|| incoming.cancel()).unwrap();
         }
         let arrival = incoming.wait();
         if let Some(proxy) = proxy {
