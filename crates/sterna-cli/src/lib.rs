@@ -21,6 +21,7 @@ pub mod children;
 mod claims;
 pub mod cli;
 pub mod commands;
+mod course;
 pub mod cpio;
 pub mod derived;
 mod disk;

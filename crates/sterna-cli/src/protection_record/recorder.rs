@@ -6,20 +6,14 @@ use std::time::{Duration, Instant};
 use super::format::{Change, GuestAt, Part, ProtectionRecord};
 use super::look::Look;
 use crate::board::Board;
-
-/// Initial length of a part, seconds. If there are too many parts, each two are merged.
-const FIRST_PART: f64 = 0.1;
-/// Maximum number of parts.
-const PARTS: usize = 1024;
-/// Maximum number of recorded changes of the state.
-const CHANGES: usize = 256;
+use crate::course::{self, PartLength, add_change, seconds};
 
 /// A record under construction.
 #[derive(Debug)]
 pub struct Recorder {
     record: ProtectionRecord,
     began: Instant,
-    part: f64,
+    length: PartLength,
     last: Look,
     /// Where metrics read the last look.
     board: Option<Board<Look>>,
@@ -31,7 +25,7 @@ impl Recorder {
         Self {
             record: ProtectionRecord::new(primary, standby, checkpoint_delay.as_secs_f64()),
             began: Instant::now(),
-            part: FIRST_PART,
+            length: PartLength::default(),
             last: Look::default(),
             board: None,
         }
@@ -71,15 +65,7 @@ impl Recorder {
             sent_bytes: look.transferred_bytes.saturating_sub(self.last.transferred_bytes),
             ..Part::default()
         };
-        let length = self.part;
-        let begin = whole_micros((at / length).floor() * length);
-        match self.record.parts.last_mut().filter(|last| begin < last.at_seconds + length / 2.0) {
-            Some(last) => last.take(&seen),
-            None => self.record.parts.push(Part { at_seconds: begin, took_seconds: length, ..seen }),
-        }
-        if self.record.parts.len() > PARTS {
-            self.thin_out();
-        }
+        self.length.add(&mut self.record.parts, at, seen);
         let record = &mut self.record;
         record.total_seconds = at;
         record.state.clone_from(&look.state);
@@ -102,27 +88,7 @@ impl Recorder {
     fn change(&mut self, at: f64, look: &Look) {
         let why = look.why.clone().filter(|_| !matches!(&*look.state, "seeding" | "protected"));
         let change = Change { at_seconds: at, state: look.state.clone(), checkpoint: look.held, why };
-        let changes = &mut self.record.changes;
-        if changes.len() >= CHANGES {
-            // The first and the last changes stay.
-            changes.remove(CHANGES / 2);
-        }
-        changes.push(change);
-    }
-
-    /// Merges each two parts into one of twice the length.
-    fn thin_out(&mut self) {
-        self.part *= 2.0;
-        let length = self.part;
-        let mut parts: Vec<Part> = Vec::with_capacity(PARTS);
-        for part in self.record.parts.drain(..) {
-            let begin = whole_micros((part.at_seconds / length + 1e-6).floor() * length);
-            match parts.last_mut().filter(|last| begin < last.at_seconds + length / 2.0) {
-                Some(last) => last.take(&part),
-                None => parts.push(Part { at_seconds: begin, took_seconds: length, ..part }),
-            }
-        }
-        self.record.parts = parts;
+        add_change(&mut self.record.changes, change);
     }
 
     /// Records the last state (if it differs), where the guest runs, and how the protection ended.
@@ -146,18 +112,16 @@ impl Recorder {
     }
 }
 
-/// The time in seconds, rounded to the microsecond.
-fn seconds(time: Duration) -> f64 {
-    whole_micros(time.as_secs_f64())
-}
+impl course::Part for Part {
+    fn at_seconds(&self) -> f64 {
+        self.at_seconds
+    }
 
-fn whole_micros(seconds: f64) -> f64 {
-    (seconds * 1e6).round() / 1e6
-}
+    fn placed(self, at: f64, took: f64) -> Self {
+        Self { at_seconds: at, took_seconds: took, ..self }
+    }
 
-impl Part {
-    /// Merges a later part, or a sample, into this part.
-    fn take(&mut self, later: &Self) {
+    fn merge(&mut self, later: &Self) {
         let most = |a: Option<f64>, b: Option<f64>| [a, b].into_iter().flatten().reduce(f64::max);
         self.checkpoints += later.checkpoints;
         self.pause_seconds = most(self.pause_seconds, later.pause_seconds);
@@ -172,6 +136,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::course::{CHANGES, PARTS};
 
     fn recorder() -> Recorder {
         Recorder::new("a", "b", Duration::from_millis(50))

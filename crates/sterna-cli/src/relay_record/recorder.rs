@@ -5,26 +5,26 @@ use std::time::Instant;
 use sterna_relay::relay::Figures;
 
 use super::format::{Change, Part, RelayRecord, SCHEMA, VERSION, units};
-
-/// Initial length of a part, seconds. If there are too many parts, each two are merged.
-const FIRST_PART: f64 = 0.1;
-/// Maximum number of parts, and of changes.
-const PARTS: usize = 1024;
-const CHANGES: usize = 256;
+use crate::course::{self, PartLength, add_change, seconds, whole_micros};
 
 /// A record under construction.
 #[derive(Debug)]
 pub struct RelayRecorder {
     record: RelayRecord,
     began: Instant,
-    part: f64,
+    length: PartLength,
     last: Option<Figures>,
 }
 
 impl RelayRecorder {
     /// A recorder for a session that begins now.
     pub fn begin() -> Self {
-        Self { record: RelayRecord::default(), began: Instant::now(), part: FIRST_PART, last: None }
+        Self {
+            record: RelayRecord::default(),
+            began: Instant::now(),
+            length: PartLength::default(),
+            last: None,
+        }
     }
 
     /// Takes the present figures.
@@ -34,13 +34,8 @@ impl RelayRecorder {
 
     /// Notes a change that happens now.
     pub fn change(&mut self, what: &str) {
-        let at_seconds = whole_micros(self.began.elapsed().as_secs_f64());
-        let changes = &mut self.record.changes;
-        if changes.len() >= CHANGES {
-            // The first and the last changes stay.
-            changes.remove(CHANGES / 2);
-        }
-        changes.push(Change { at_seconds, what: what.to_owned() });
+        let change = Change { at_seconds: seconds(self.began.elapsed()), what: what.to_owned() };
+        add_change(&mut self.record.changes, change);
     }
 
     /// The record of a session that has ended with these figures.
@@ -69,15 +64,7 @@ impl RelayRecorder {
             is_lost: now.lost_for.is_some(),
             ..Part::default()
         };
-        let length = self.part;
-        let begin = whole_micros((at / length).floor() * length);
-        match self.record.parts.last_mut().filter(|last| begin < last.at_seconds + length / 2.0) {
-            Some(last) => last.take(&seen),
-            None => self.record.parts.push(Part { at_seconds: begin, took_seconds: length, ..seen }),
-        }
-        if self.record.parts.len() > PARTS {
-            self.thin_out();
-        }
+        self.length.add(&mut self.record.parts, at, seen);
         let (parts, changes) =
             (std::mem::take(&mut self.record.parts), std::mem::take(&mut self.record.changes));
         self.record = RelayRecord {
@@ -91,7 +78,7 @@ impl RelayRecorder {
             phase: now.phase_word().to_owned(),
             rounds: now.round,
             total_seconds: whole_micros(at),
-            downtime_seconds: now.downtime.map(|time| whole_micros(time.as_secs_f64())),
+            downtime_seconds: now.downtime.map(seconds),
             ram_bytes: now.ram_bytes,
             processed_bytes: now.processed_bytes,
             answered_bytes: now.answered_bytes,
@@ -107,26 +94,18 @@ impl RelayRecorder {
         };
         self.last = Some(now.clone());
     }
-
-    /// Merges each two parts into one of twice the length.
-    fn thin_out(&mut self) {
-        self.part *= 2.0;
-        let length = self.part;
-        let mut parts: Vec<Part> = Vec::with_capacity(PARTS);
-        for part in self.record.parts.drain(..) {
-            let begin = whole_micros((part.at_seconds / length + 1e-6).floor() * length);
-            match parts.last_mut().filter(|last| begin < last.at_seconds + length / 2.0) {
-                Some(last) => last.take(&part),
-                None => parts.push(Part { at_seconds: begin, took_seconds: length, ..part }),
-            }
-        }
-        self.record.parts = parts;
-    }
 }
 
-impl Part {
-    /// Adds what was seen later in the same part.
-    fn take(&mut self, later: &Part) {
+impl course::Part for Part {
+    fn at_seconds(&self) -> f64 {
+        self.at_seconds
+    }
+
+    fn placed(self, at: f64, took: f64) -> Self {
+        Self { at_seconds: at, took_seconds: took, ..self }
+    }
+
+    fn merge(&mut self, later: &Self) {
         self.processed_bytes += later.processed_bytes;
         self.remaining_bytes = later.remaining_bytes;
         self.dirty_rate_bytes = later.dirty_rate_bytes.or(self.dirty_rate_bytes);
@@ -134,15 +113,12 @@ impl Part {
     }
 }
 
-fn whole_micros(seconds: f64) -> f64 {
-    (seconds * 1e6).round() / 1e6
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::course::{CHANGES, PARTS};
     use crate::samples;
 
     #[test]
