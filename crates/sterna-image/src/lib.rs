@@ -33,7 +33,7 @@ pub use error::ImageError;
 pub use format::{Compression, Form, Format};
 pub use model::{BlockShape, ByteOrder, LibvirtHeader, OPAQUE_BYTES, RamShape, Shape};
 pub use read::visitor::PageVisitor;
-pub use read::{Access, Image, MappedBlock, MappedPages, PagePlaces, Preview, ReadAt, Stamp};
+pub use read::{Access, Image, MappedBlock, MappedPages, PagePlaces, Preview, ReadAt, Stamp, open_stored};
 pub use sterna_store::{
     Collected, ImageStore, Key, NamedImage, Place as ImagePlace, StoreError, StoreStat, StoredImage, publish,
 };

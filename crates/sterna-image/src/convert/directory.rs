@@ -11,12 +11,12 @@ use sterna_store::{Block, ImageWriter, PAGE_BYTES, Piece, Place, Recipe, StoredI
 
 use super::framed::bytes::push_bytes;
 use super::framed::writer::writer_at;
+use super::memory::{MemoryPart, store_memory};
 use super::request::{ConvertOptions, threads};
 use crate::ImageError;
 use crate::crew;
 use crate::read::open::open_stored;
 use crate::read::{Access, ReadAt};
-use crate::tools::reading::Reading;
 
 /// Limit of a file that is not memory, in bytes. It is in memory while it is copied.
 const FILE_MOST: u64 = 1 << 30;
@@ -77,14 +77,9 @@ pub fn convert_directory(
     }
     let block = Block { name: snapshot.memory.clone(), length_bytes: length, address: None };
     let (writer, base) = writer_at(to, vec![block], options, snapshot.kind)?;
-    store_memory(
-        &memory,
-        &name,
-        length,
-        &writer,
-        base.as_deref().filter(|_| is_diff),
-        threads(options.threads),
-    )?;
+    let part = MemoryPart { file: &memory, name: &name, offset: 0, length_bytes: length };
+    let base = base.as_deref().filter(|_| is_diff);
+    store_memory(&[part], &writer, base, threads(options.threads), &|_| true)?;
     let mut recipe = Recipe::default();
     recipe.push(Piece::Copy { block: 0, offset: 0, length });
     let mut files = vec![(snapshot.memory.as_str(), recipe)];
@@ -208,53 +203,6 @@ impl Snapshot {
         }
         Ok(Self { kind, memory, others: files.into_iter().map(|(name, _)| name).collect() })
     }
-}
-
-/// Stores the memory file. With a `base`, its pages take the place of the file's holes.
-fn store_memory(
-    memory: &File,
-    name: &str,
-    length: u64,
-    writer: &ImageWriter,
-    base: Option<&StoredImage>,
-    threads: usize,
-) -> Result<(), ImageError> {
-    let extent_bytes = u64::from(writer.extent_bytes());
-    let data = Reading::extents(memory, length);
-    let next = AtomicU64::new(0);
-    crew::share(threads, || {
-        let (mut lane, mut content) = (writer.lane()?, Vec::new());
-        loop {
-            let extent = next.fetch_add(1, Ordering::Relaxed);
-            let start = extent * extent_bytes;
-            if start >= length {
-                return Ok::<(), ImageError>(());
-            }
-            let end = (start + extent_bytes).min(length);
-            content.clear();
-            content.resize((end - start) as usize, 0);
-            if let Some(base) = base {
-                base.read(0, start, &mut content)?;
-            }
-            for (from, to) in parts(&data, start, end) {
-                let part = &mut content[(from - start) as usize..(to - start) as usize];
-                memory.read_exact_at(part, from).map_err(|error| ImageError::io(name, "read", error))?;
-            }
-            let done = lane.put(0, extent, &content);
-            if done.is_err() {
-                // After an error, the other threads claim no further extents.
-                next.store(length.div_ceil(extent_bytes), Ordering::Relaxed);
-            }
-            done?;
-        }
-    })
-}
-
-/// The parts of `data` between `start` and `end`.
-fn parts(data: &[(u64, u64)], start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
-    let first = data.partition_point(|(_, stop)| *stop <= start);
-    let cut = move |(from, to): &(u64, u64)| ((*from).max(start), (*to).min(end));
-    data[first..].iter().map(cut).take_while(move |(from, _)| *from < end)
 }
 
 fn store_file(path: &Path, writer: &ImageWriter) -> Result<Recipe, ImageError> {

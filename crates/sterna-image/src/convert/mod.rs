@@ -27,9 +27,11 @@ mod counts;
 mod directory;
 mod framed;
 mod job;
+mod memory;
 mod out;
 mod relayout;
 mod request;
+mod snapshot;
 mod spread;
 
 use std::sync::Arc;
@@ -51,7 +53,9 @@ use counts::Counts;
 pub use directory::{ConvertedDirectory, convert_directory, copy_image, directory_kind, write_directory};
 pub use framed::FrameOptions;
 use job::Job;
+pub use memory::MemoryPart;
 pub use request::{ConvertOptions, Converted, Input, Output};
+pub use snapshot::{Snapshot, store_snapshot};
 
 /// Converts the image `from` to `to`.
 ///

@@ -27,6 +27,7 @@ pub(crate) mod visitor;
 pub use framed::Access;
 pub use image::Image;
 pub use mapped::{MappedBlock, MappedPages};
+pub use open::open_stored;
 pub use places::PagePlaces;
 pub use preview::Preview;
 pub use source::{ReadAt, Stamp};

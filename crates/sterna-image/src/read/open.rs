@@ -55,8 +55,11 @@ pub(crate) fn open_with(path: &Path, access: &Access) -> Result<Arc<dyn ReadAt>,
     }
 }
 
-/// Opens an image in Sterna's own format with its bases.
-pub(crate) fn open_stored(path: &Path, access: &Access) -> Result<Arc<StoredImage>, ImageError> {
+/// Opens an image in Sterna's own format with its bases, in a file or in a store.
+///
+/// # Errors
+/// [`ImageError`]: there is no image, it has another format, or the key or a base is missing.
+pub fn open_stored(path: &Path, access: &Access) -> Result<Arc<StoredImage>, ImageError> {
     match Place::parse(path)? {
         Place::File(path) => framed::stored(&open_file(&path)?, &path.display().to_string(), access),
         Place::Store { directory, name } => {
