@@ -2,12 +2,15 @@
 //!
 //! A program starts itself a second time with [`Peer::start`]. The second process calls [`child`], which maps memory,
 //! registers it, hands it over, touches it and removes it, as the first one says.
+//!
+//! [`cloud_hypervisor`] is the other VMM of the tests.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 mod child;
+pub mod cloud_hypervisor;
 mod memory;
 
 pub use child::child;

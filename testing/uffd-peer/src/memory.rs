@@ -1,16 +1,20 @@
 //! Memory that is registered with a userfaultfd of this process, as a VMM has it.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use linux_raw_sys::general::{
-    UFFD_API, UFFDIO_REGISTER_MODE_MISSING, uffdio_api, uffdio_range, uffdio_register,
+    UFFD_API, UFFD_EVENT_PAGEFAULT, UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING, uffd_msg,
+    uffdio_api, uffdio_continue, uffdio_range, uffdio_register,
 };
-use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_REGISTER};
+use linux_raw_sys::ioctl::{UFFDIO_API, UFFDIO_CONTINUE, UFFDIO_REGISTER};
 
 /// `UFFD_FEATURE_EVENT_REMOVE`, which Firecracker always asks for.
 const EVENT_REMOVE: u64 = 1 << 3;
+/// `UFFD_FEATURE_MISSING_SHMEM` and `UFFD_FEATURE_MINOR_SHMEM`: memory that another process fills.
+const SHARED: u64 = 1 << 5 | 1 << 10;
 /// `_IO(0xAA, 0)` of `/dev/userfaultfd`.
 const NEW: libc::c_ulong = 0xaa00;
 
@@ -41,6 +45,20 @@ impl Mapping {
         Ok(Self { address, bytes })
     }
 
+    /// Maps a part of a file that other processes write to.
+    pub(crate) fn shared(file: &File, offset: u64, bytes: u64) -> io::Result<Self> {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
+        let (length, offset) = (bytes as usize, offset as libc::off_t);
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps no memory.
+        let start =
+            unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, file.as_raw_fd(), offset) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { address: start as u64, bytes })
+    }
+
     /// Reads the 8 bytes at `offset`.
     pub(crate) fn read(&self, offset: u64) -> u64 {
         assert!(offset + 8 <= self.bytes && offset.is_multiple_of(8));
@@ -68,14 +86,47 @@ impl Mapping {
 
 /// Creates a userfaultfd and registers all mappings for missing pages.
 pub(crate) fn register(mappings: &[Mapping]) -> io::Result<OwnedFd> {
+    register_for(mappings, EVENT_REMOVE, UFFDIO_REGISTER_MODE_MISSING)
+}
+
+/// Creates a userfaultfd and registers shared mappings: pages that the file lacks, and pages that only this mapping lacks.
+pub(crate) fn register_shared(mappings: &[Mapping]) -> io::Result<OwnedFd> {
+    register_for(mappings, SHARED, UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR)
+}
+
+/// Maps pages that the file has. A page that is mapped already is right, too.
+pub(crate) fn continue_page(descriptor: &OwnedFd, address: u64, bytes: u64) -> io::Result<()> {
+    let range = uffdio_range { start: address, len: bytes };
+    let mut request = uffdio_continue { range, mode: 0, mapped: 0 };
+    // SAFETY: the request expects this structure, and changes no byte of the memory.
+    match check(unsafe { libc::ioctl(descriptor.as_raw_fd(), UFFDIO_CONTINUE.into(), &raw mut request) }) {
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        done => done.map(drop),
+    }
+}
+
+/// The address of the next fault, if one waits.
+pub(crate) fn next_fault(descriptor: &OwnedFd) -> io::Result<Option<u64>> {
+    let mut bytes = [0u8; size_of::<uffd_msg>()];
+    match rustix::io::read(descriptor, &mut bytes) {
+        Err(rustix::io::Errno::AGAIN) => return Ok(None),
+        read => read?,
+    };
+    if u32::from(bytes[0]) != UFFD_EVENT_PAGEFAULT {
+        return Err(io::Error::other(format!("event {:#x}", bytes[0])));
+    }
+    // The address follows the event and its flags.
+    Ok(Some(bytes[16..24].iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)) & !0xfff))
+}
+
+fn register_for(mappings: &[Mapping], features: u64, mode: u32) -> io::Result<OwnedFd> {
     let descriptor = create()?;
-    let mut api = uffdio_api { api: u64::from(UFFD_API), features: EVENT_REMOVE, ioctls: 0 };
+    let mut api = uffdio_api { api: u64::from(UFFD_API), features, ioctls: 0 };
     // SAFETY: the request expects this structure, which points to nothing.
     check(unsafe { libc::ioctl(descriptor.as_raw_fd(), UFFDIO_API.into(), &raw mut api) })?;
     for mapping in mappings {
         let range = uffdio_range { start: mapping.address, len: mapping.bytes };
-        let mut register =
-            uffdio_register { range, mode: u64::from(UFFDIO_REGISTER_MODE_MISSING), ioctls: 0 };
+        let mut register = uffdio_register { range, mode: u64::from(mode), ioctls: 0 };
         // SAFETY: the request expects this structure, and changes no byte of the memory.
         check(unsafe { libc::ioctl(descriptor.as_raw_fd(), UFFDIO_REGISTER.into(), &raw mut register) })?;
     }
