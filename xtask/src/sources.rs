@@ -91,6 +91,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/design/pages.md",
     "docs/design/protection.md",
     "docs/design/threads.md",
+    "specs/ch-offload.md",
     "specs/colo.md",
     "specs/convergence.md",
     "specs/extension.md",

@@ -3,6 +3,7 @@
 //! - *Fault*: the time in which a guest's access to a missing page returns, while the background fill runs.
 //! - *Work*: the speed of a guest that reads and writes a part of its memory, during the fill against afterwards.
 //! - *Start*: the time from the handshake to the first answered access, for 16 guests that start at the same time.
+//! - *Cloud Hypervisor*: saves and restores of its machines, and page requests of its walk through the memory.
 //!
 //! Guests are processes of their own with a real userfaultfd. The image is a raw file in the page cache.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench prints its figures")]
@@ -25,6 +26,8 @@ const WORK_MS: u64 = 200;
 
 type Failure = Box<dyn std::error::Error>;
 
+mod walk;
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     if arguments.iter().any(|argument| argument == GUEST) {
@@ -33,7 +36,7 @@ fn main() {
     }
     let mib = arguments.iter().position(|argument| argument == "--mib");
     let mib = mib.and_then(|at| arguments.get(at + 1)?.parse().ok()).unwrap_or(1024);
-    if let Err(why) = run(mib * MIB) {
+    if let Err(why) = walk::run(mib * MIB).and_then(|()| run(mib * MIB)) {
         eprintln!("{why}");
         std::process::exit(1);
     }

@@ -79,6 +79,9 @@ pub enum GuestError {
     /// The page faults cannot be read.
     #[error("its page faults cannot be read: {0}")]
     Events(Arc<io::Error>),
+    /// A migration of the VMM has failed.
+    #[error("{0}")]
+    Session(Arc<dyn std::error::Error + Send + Sync>),
     /// The operator ended the pager while the guest lacked pages.
     #[error("the pager was ended while it lacked pages")]
     Stopped,

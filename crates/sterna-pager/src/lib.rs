@@ -12,7 +12,7 @@
 //! | `source` | [`PageSource`]: random access to a guest's memory |
 //! | `sources` | [`RawMemory`], [`ImageMemory`], [`StoredMemory`] |
 //! | `handshake` | the VMM's message, decoded and checked. Pure |
-//! | `receive`, `peer` | the message and its descriptor on the socket; the process that sent it |
+//! | `receive`, `descriptors`, `peer` | the message and its descriptor on the socket; the process that sent it |
 //! | `guest` | the memory of one guest: placed, missing and removed pages |
 //! | `cache`, `content` | frames of the source: read once for all guests, in bounded memory |
 //! | `fetches`, `fetch` | faults that wait for a frame; the threads that read it |
@@ -20,12 +20,15 @@
 //! | `pace`, `fill_order`, `fill` | the background fill: its speed, its order, its thread |
 //! | `working_set` | recorded pages, and their file |
 //! | `reception`, `pager` | the sockets; the threads, and the handle of all |
+//! | [`cloud_hypervisor`] | the migrations of Cloud Hypervisor, which saves and restores machines with another protocol |
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 mod answer;
 mod cache;
+pub mod cloud_hypervisor;
 mod content;
+mod descriptors;
 mod error;
 mod fetch;
 mod fetches;

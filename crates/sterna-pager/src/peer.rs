@@ -1,6 +1,7 @@
 //! The process at the other end of a socket: the VMM.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt;
@@ -38,6 +39,14 @@ impl Peer {
 
     pub(crate) fn pid(&self) -> Option<i32> {
         self.pid.map(Pid::as_raw_pid)
+    }
+
+    /// Whether the process is known to have ended; waits for it, at most `limit`.
+    pub(crate) fn ends_within(&self, limit: Duration) -> bool {
+        let Ok(process) = &self.process else { return false };
+        let mut polled = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
+        let limit = Timespec::try_from(limit).ok();
+        poll(&mut polled, limit.as_ref()).is_ok_and(|count| count > 0)
     }
 
     /// Kills the process. The error says why that is not possible.

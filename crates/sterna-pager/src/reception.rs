@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -76,7 +77,7 @@ impl Reception {
         epoll::add(&epoll, stop, EventData::new_u64(STOP), EventFlags::IN).map_err(failed("epoll_ctl"))?;
         let mut sockets = Vec::with_capacity(plans.len());
         for (index, plan) in plans.iter().enumerate() {
-            let listener = bind(plan)
+            let listener = bind(&plan.path)
                 .map_err(|source| PagerError::Listen { path: plan.path.display().to_string(), source })?;
             let socket = Socket { plan: plan.clone(), listener, left: plan.guests };
             epoll::add(&epoll, &socket.listener, EventData::new_u64(index as u64), EventFlags::IN)
@@ -205,15 +206,15 @@ impl Reception {
 }
 
 /// Binds and listens. A socket file that an ended process has left is replaced.
-fn bind(plan: &SocketPlan) -> io::Result<OwnedFd> {
-    let short = UnixPath::new(&plan.path)?;
+pub(crate) fn bind(path: &Path) -> io::Result<OwnedFd> {
+    let short = UnixPath::new(path)?;
     let bind = || std::os::unix::net::UnixListener::bind(short.as_path());
     let listener = match bind() {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            if !sterna_transport::is_abandoned(&plan.path).unwrap_or(false) {
+            if !sterna_transport::is_abandoned(path).unwrap_or(false) {
                 return Err(error);
             }
-            std::fs::remove_file(&plan.path)?;
+            std::fs::remove_file(path)?;
             bind()?
         }
         bound => bound?,

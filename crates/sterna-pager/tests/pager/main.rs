@@ -1,5 +1,6 @@
 //! Guests in other processes, with real userfaultfds, are served out of memory images.
 
+mod cloud_hypervisor;
 mod common;
 mod ends;
 mod fill;
