@@ -1,6 +1,7 @@
 //! The fuzz targets: one module for each decoder, with a function that takes one input.
 
 pub mod bare_records;
+pub mod ch_offload;
 pub mod colo_message;
 pub mod configuration;
 pub mod extension;
@@ -55,8 +56,9 @@ const MESSAGE: usize = 16 << 10;
 const IMAGE: usize = 64 << 10;
 
 /// All targets, sorted by name.
-pub const TARGETS: [Target; 33] = [
+pub const TARGETS: [Target; 34] = [
     Target { name: "bare_records", run: bare_records::target, longest: MESSAGE, inputs: 300_000 },
+    Target { name: "ch_offload", run: ch_offload::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "colo_message", run: colo_message::target, longest: MESSAGE, inputs: 200_000 },
     Target { name: "configuration", run: configuration::target, longest: MESSAGE, inputs: 400_000 },
     Target { name: "extension", run: extension::target, longest: MESSAGE, inputs: 400_000 },
