@@ -1,5 +1,7 @@
 //! `sterna save`: saves a guest to an image through its monitor.
 
+mod cloud_hypervisor;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,7 +27,8 @@ use crate::{bitmaps, units};
 pub struct Arguments {
     /// QMP socket of a QEMU or Sterna VM: unix:PATH, a path, or qmp:PATH. Or a domain of libvirt: libvirt:NAME, which is saved in
     /// a format for `virsh restore`, with its XML, unless --format names another one. Or listen:tcp:HOST:PORT or listen:unix:PATH:
-    /// wait there for a VM whose operator starts a migration to this address
+    /// wait there for a VM whose operator starts a migration to this address. Or listen:ch:SOCKET: wait there for a Cloud
+    /// Hypervisor (`ch-remote send-migration destination_url=unix:SOCKET,local=on`)
     pub source: String,
     /// Image to write
     pub image: PathBuf,
@@ -78,6 +81,9 @@ pub fn execute(arguments: &Arguments) -> Done {
     let domain = domain(arguments)?;
     let direct = direct(arguments.direct_io, arguments.no_direct_io);
     if let Some(address) = arguments.source.strip_prefix("listen:") {
+        if let Some(socket) = address.strip_prefix(cloud_hypervisor::SCHEME) {
+            return cloud_hypervisor::execute(arguments, socket, &interrupts);
+        }
         let format = match arguments.format.as_str() {
             "auto" => None,
             name => Some(name.parse().map_err(Stop::usage)?),

@@ -1,6 +1,7 @@
 //! `sterna serve`: starts guests of QEMUs from an image, and sends their memory while they run. `uffd` does so for
-//! Firecracker.
+//! Firecracker, and `cloud_hypervisor` for Cloud Hypervisor.
 
+mod cloud_hypervisor;
 mod uffd;
 
 use std::path::PathBuf;
@@ -35,7 +36,9 @@ pub struct Arguments {
     /// Address at which a QEMU waits with `-incoming` and the capability postcopy-ram: tcp:HOST:PORT or unix:PATH; one
     /// address per QEMU. Or a single listen:ADDRESS: every connection to that address gets the image (for a manager
     /// that passes the connection to its QEMU as fd:NAME, or for a relay). Or a single uffd:SOCKET: the page faults of
-    /// Firecracker's guests (memory backend `Uffd`) are answered; %i in the name is the guest's number, from 0
+    /// Firecracker's guests (memory backend `Uffd`) are answered; %i in the name is the guest's number, from 0. Or
+    /// ch:SOCKET: a Cloud Hypervisor that waits there (`ch-remote receive-migration receiver_url=unix:SOCKET`) gets the
+    /// machine; one address per Cloud Hypervisor
     #[arg(required = true, value_name = "ADDRESS")]
     pub addresses: Vec<String>,
     /// Use a separate connection for requested pages. Give this option if, and only if, the QEMUs have the capability
@@ -46,7 +49,7 @@ pub struct Arguments {
     /// missing pages are sent
     #[arg(long)]
     pub recover: bool,
-    /// Time in seconds to try to connect again if a connection breaks
+    /// Time in seconds to try to connect again if a connection breaks; with ch:, until the VMM listens
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub reconnect_window: u64,
     /// With listen:, end when N guests have all of their memory [default: end at Ctrl-C]. With uffd:, the number of
@@ -62,6 +65,9 @@ pub struct Arguments {
     /// How guests of uffd: are served.
     #[command(flatten)]
     pub paging: uffd::Paging,
+    /// How guests of ch: are restored.
+    #[command(flatten)]
+    pub handing: cloud_hypervisor::Handing,
     /// Serve the image even if its devices or its description are damaged (see `sterna verify`)
     #[arg(long)]
     pub force_damaged: bool,
@@ -132,6 +138,12 @@ pub fn access_name(access: Access) -> &'static str {
 pub fn execute(arguments: &Arguments) -> Done {
     if arguments.addresses.iter().any(|text| text.starts_with(uffd::SCHEME)) {
         return page_faults(arguments);
+    }
+    if arguments.addresses.iter().any(|text| text.starts_with(cloud_hypervisor::SCHEME)) {
+        return local_migrations(arguments);
+    }
+    if let Some(option) = arguments.handing.given() {
+        return Err(Stop::usage(format!("{option} is only for ch: addresses")));
     }
     if let Some(option) = arguments.paging.given() {
         return Err(Stop::usage(format!("{option} is only for uffd: addresses")));
@@ -220,6 +232,9 @@ fn page_faults(arguments: &Arguments) -> Done {
     if let Some((_, option)) = of_qemu.iter().find(|(is_given, _)| *is_given) {
         return Err(Stop::usage(format!("{option} is not for uffd: addresses")));
     }
+    if let Some(option) = arguments.handing.given() {
+        return Err(Stop::usage(format!("{option} is only for ch: addresses")));
+    }
     uffd::execute(&uffd::Plan {
         image: &arguments.image,
         address,
@@ -227,6 +242,34 @@ fn page_faults(arguments: &Arguments) -> Done {
         cache_limit: arguments.reading.cache_limit,
         spool: arguments.reading.spool.as_deref(),
         paging: &arguments.paging,
+        json: arguments.json,
+        shown: arguments.shown,
+    })
+}
+
+/// Restores machines of Cloud Hypervisor.
+fn local_migrations(arguments: &Arguments) -> Done {
+    let of_others = [
+        (arguments.preempt, "--preempt"),
+        (arguments.recover, "--recover"),
+        (arguments.force_damaged, "--force-damaged"),
+        (arguments.guests.is_some(), "--guests"),
+        (arguments.metrics.is_some(), "--metrics"),
+        (arguments.reading.spool.is_some(), "--spool"),
+        (arguments.paging.record.is_some(), "--record"),
+        (arguments.paging.working_set.is_some(), "--working-set"),
+        (arguments.paging.raw, "--raw"),
+    ];
+    if let Some((_, option)) = of_others.iter().find(|(is_given, _)| *is_given) {
+        return Err(Stop::usage(format!("{option} is not for ch: addresses")));
+    }
+    cloud_hypervisor::execute(&cloud_hypervisor::Plan {
+        image: &arguments.image,
+        addresses: &arguments.addresses,
+        cache_limit: arguments.reading.cache_limit,
+        fill: arguments.paging.fill_rate,
+        connect_limit: Duration::from_secs(arguments.reconnect_window),
+        handing: &arguments.handing,
         json: arguments.json,
         shown: arguments.shown,
     })

@@ -7,6 +7,7 @@ mod certificates;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cloud_hypervisor;
 mod convert;
 mod demo;
 mod dirty_limit;

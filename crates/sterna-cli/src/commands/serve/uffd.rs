@@ -23,7 +23,7 @@ use crate::units;
 /// Begins the address of a socket.
 pub const SCHEME: &str = "uffd:";
 /// Interval between two looks at the guests.
-const LOOK: Duration = Duration::from_millis(50);
+pub const LOOK: Duration = Duration::from_millis(50);
 /// The number of a guest in the name of a socket.
 const NUMBER: &str = "%i";
 /// Most guests of one command.
@@ -32,7 +32,7 @@ const MOST_GUESTS: u32 = 4096;
 /// How guests of `uffd:` are served.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Paging {
-    /// Only with uffd:. Speed at which memory is filled in the background, for all guests together: a rate such as
+    /// Only with uffd:, and with ch: and --lazy. Speed at which memory is filled in the background, for all guests together: a rate such as
     /// 200MiB/s, `off` (only pages that guests touch), `max`, or `adaptive` (a tenth of one processor, and up to half of
     /// one while the host has an idle processor) [default: adaptive; with --record: off]
     #[arg(long, value_name = "RATE", value_parser = fill_rate)]
@@ -163,7 +163,8 @@ fn news(guest: &GuestStatistics) -> (u8, &'static str) {
     }
 }
 
-fn progress(guests: &[&GuestStatistics]) -> Progress {
+/// The progress of all guests together.
+pub fn progress(guests: &[&GuestStatistics]) -> Progress {
     let sum = |of: fn(&GuestStatistics) -> u64| guests.iter().map(|guest| of(guest)).sum::<u64>();
     Progress {
         status: "serving".into(),
@@ -250,7 +251,7 @@ fn tell(plan: &Plan<'_>, guests: &[GuestStatistics]) -> Result<(), Stop> {
             "version": 1,
             "image": plan.image.display().to_string(),
             "access": "page-faults",
-            "guests": guests.iter().map(guest_json).collect::<Vec<_>>(),
+            "guests": guests.iter().map(|guest| guest_json(guest, SCHEME)).collect::<Vec<_>>(),
         });
         terminal::print(&format!("{value:#}\n"));
         return Ok(());
@@ -261,7 +262,8 @@ fn tell(plan: &Plan<'_>, guests: &[GuestStatistics]) -> Result<(), Stop> {
     Ok(())
 }
 
-fn table(guest: &GuestStatistics) -> String {
+/// The figures of a guest.
+pub fn table(guest: &GuestStatistics) -> String {
     let mut text = String::new();
     let mut row = |name: &str, value: String| text += &format!("{name:<12} {value}\n");
     row("served", guest.socket.clone());
@@ -278,7 +280,8 @@ fn table(guest: &GuestStatistics) -> String {
     text
 }
 
-fn guest_json(guest: &GuestStatistics) -> Value {
+/// The figures of a guest for scripts. `scheme` begins its address.
+pub fn guest_json(guest: &GuestStatistics, scheme: &str) -> Value {
     let (end, error) = match &guest.stage {
         GuestStage::Ended(GuestEnd::Completed) => ("completed", None),
         GuestStage::Ended(GuestEnd::PeerEnded) => ("vmm-ended", None),
@@ -287,7 +290,7 @@ fn guest_json(guest: &GuestStatistics) -> Value {
         _ => ("killed", None),
     };
     json!({
-        "to": format!("{SCHEME}{}", guest.socket),
+        "to": format!("{scheme}{}", guest.socket),
         "pid": guest.pid,
         "completed": matches!(guest.stage, GuestStage::Ended(GuestEnd::Completed)),
         "end": end,
