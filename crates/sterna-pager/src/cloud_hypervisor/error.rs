@@ -105,14 +105,14 @@ pub enum SessionError {
         /// Place in the image's memory, in bytes.
         offset: u64,
         /// The error of the image, with the frame.
-        source: SourceError,
+        source: Box<SourceError>,
     },
     /// The memory could not be read.
     #[error("the memory cannot be read: {0}")]
-    Source(#[from] SourceError),
+    Source(Box<SourceError>),
     /// The image could not be written.
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Image(Box<ImageError>),
     /// The image could not be read.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -163,6 +163,18 @@ pub enum SessionError {
         /// Pages that were not placed.
         missing_pages: u64,
     },
+}
+
+impl From<SourceError> for SessionError {
+    fn from(error: SourceError) -> Self {
+        Self::Source(Box::new(error))
+    }
+}
+
+impl From<ImageError> for SessionError {
+    fn from(error: ImageError) -> Self {
+        Self::Image(Box::new(error))
+    }
 }
 
 impl SessionError {

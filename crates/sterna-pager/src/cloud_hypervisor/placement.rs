@@ -156,7 +156,7 @@ impl Claim<'_> {
         while at < content.len() {
             let rest = &content[at..];
             let is_held = !is_zero(&rest[..page]);
-            let pages = rest.chunks(page).take_while(|page| !is_zero(page) == is_held).count();
+            let pages = rest.chunks(page).take_while(|page| is_zero(page) != is_held).count();
             if is_held {
                 self.write(start + at as u64, &rest[..pages * page])?;
             }
