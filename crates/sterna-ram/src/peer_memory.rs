@@ -99,12 +99,12 @@ impl PeerMemory {
         }
         let file = File::from(descriptor);
         // SAFETY: no pointers are passed.
-        let set =
-            sys::check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) }.into()).and_then(|flags| {
-                let flags = flags as libc::c_int | libc::O_NONBLOCK;
-                // SAFETY: no pointers are passed.
-                sys::check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) }.into())
-            });
+        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
+        let set = sys::check(flags.into()).and_then(|flags| {
+            let flags = flags as libc::c_int | libc::O_NONBLOCK;
+            // SAFETY: no pointers are passed.
+            sys::check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) }.into())
+        });
         set.map_err(|error| NotUserfaultfd { found: format!("{found} ({error})") })?;
         Ok(Self { file })
     }

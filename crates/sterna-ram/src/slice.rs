@@ -131,9 +131,12 @@ mod tests {
     fn window_is_copied_into_another_one() {
         let mut bytes = vec![0u8; 4 * PAGE_SIZE];
         bytes[..PAGE_SIZE].fill(7);
-        // SAFETY: both windows are in `bytes`, which outlives them and is not used meanwhile.
-        let [from, to] = [0, 2]
-            .map(|page| unsafe { RamSlice::from_raw(bytes.as_mut_ptr().add(page * PAGE_SIZE), PAGE_SIZE) });
+        let start = bytes.as_mut_ptr();
+        let window = |page: usize| {
+            // SAFETY: both windows are in `bytes`, which outlives them and is not used meanwhile.
+            unsafe { RamSlice::from_raw(start.add(page * PAGE_SIZE), PAGE_SIZE) }
+        };
+        let [from, to] = [0, 2].map(window);
         from.copy_to_window(&to).unwrap();
         assert_eq!(bytes[2 * PAGE_SIZE..3 * PAGE_SIZE], [7; PAGE_SIZE]);
         assert_eq!(bytes[3 * PAGE_SIZE..], [0; PAGE_SIZE]);

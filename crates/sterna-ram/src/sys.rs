@@ -132,9 +132,9 @@ impl Probe {
         let vector = |address: &*const u8| libc::iovec { iov_base: address.cast_mut().cast(), iov_len: 1 };
         let vectors: Vec<libc::iovec> = addresses.iter().map(vector).collect();
         let written = loop {
+            let (to, count) = (self.to.as_raw_fd(), vectors.len() as libc::c_int);
             // SAFETY: the list is live; only the kernel reads the listed addresses, and it checks them.
-            let written =
-                unsafe { libc::writev(self.to.as_raw_fd(), vectors.as_ptr(), vectors.len() as libc::c_int) };
+            let written = unsafe { libc::writev(to, vectors.as_ptr(), count) };
             match check(written as libc::c_long) {
                 Ok(written) => break written as usize,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

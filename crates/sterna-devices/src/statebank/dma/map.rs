@@ -41,11 +41,11 @@ impl Map {
         access.set(ProtFlags::READ, readable || writable);
         access.set(ProtFlags::WRITE, writable);
         let len = usize::try_from(region.map.size).map_err(|_| Errno::INVAL)?;
+        let (file, offset) = (&region.file, region.map.offset);
         // SAFETY: the kernel chooses a free address, so no other mapping is replaced. The file reaches to the
         // region's end (checked above). The other side writes the file too, so its content is only accessed
         // as atomics.
-        let pointer =
-            unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, &region.file, region.map.offset) }?;
+        let pointer = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, file, offset) }?;
         let (first, bytes) = (region.map.address, region.map.size);
         Ok(Self { first, bytes, writable, pointer: pointer.cast() })
     }

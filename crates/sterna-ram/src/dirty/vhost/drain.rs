@@ -104,8 +104,8 @@ mod x86 {
         for (place, log) in (first..).step_by(8).zip(log.chunks_exact(8)) {
             let vectors = log.as_ptr().cast::<__m256i>();
             // SAFETY: two vectors of four words each, aligned; volatile as in `avx512`.
-            let seen =
-                unsafe { _mm256_or_si256(ptr::read_volatile(vectors), ptr::read_volatile(vectors.add(1))) };
+            let [a, b] = unsafe { [ptr::read_volatile(vectors), ptr::read_volatile(vectors.add(1))] };
+            let seen = _mm256_or_si256(a, b);
             if _mm256_testz_si256(seen, seen) == 0 {
                 drain_words(log, place, found);
             }
