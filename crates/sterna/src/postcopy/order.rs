@@ -6,7 +6,7 @@
 mod lane_pages;
 mod pages;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -42,6 +42,8 @@ pub struct PageOrder {
     /// Set if requests arrived while the queue was full. Their pages are only in `Pages::requested`, and none
     /// precedes this position (block, page).
     overflow: Option<(usize, u64)>,
+    /// Chunks (block, number) that the background sends first.
+    first: VecDeque<(usize, u64)>,
     /// Chunks (block, number) around recent requests, oldest first.
     near: VecDeque<(usize, u64)>,
 }
@@ -58,7 +60,19 @@ impl PageOrder {
             cursor: (0, 0),
             queue: VecDeque::new(),
             overflow: None,
+            first: VecDeque::new(),
             near: VecDeque::new(),
+        }
+    }
+
+    /// Lets the background begin with these pages, in their order and by whole chunks. Pages that do not exist are
+    /// ignored.
+    pub fn begin_with(&mut self, runs: impl IntoIterator<Item = PageRun>) {
+        let mut seen = HashSet::new();
+        for run in runs {
+            let Some(pages) = self.blocks.get(run.block).map(|block| block.unsent.pages()) else { continue };
+            let chunks = run.first / CHUNK_PAGES..run.end().min(pages).div_ceil(CHUNK_PAGES);
+            self.first.extend(chunks.map(|chunk| (run.block, chunk)).filter(|chunk| seen.insert(*chunk)));
         }
     }
 
@@ -223,6 +237,12 @@ impl PageOrder {
 
     /// Takes the next pages when none is requested. All of them are in one chunk.
     pub fn take_background(&mut self) -> Option<PageRun> {
+        while let Some((block, chunk)) = self.first.front().copied() {
+            if let Some(run) = self.blocks[block].take_in(chunk) {
+                return Some(PageRun { block, first: run.first, count: run.count });
+            }
+            self.first.pop_front();
+        }
         while let Some((block, chunk)) = self.near.front().copied() {
             if let Some(run) = self.blocks[block].take_in(chunk) {
                 return Some(PageRun { block, first: run.first, count: run.count });
@@ -237,7 +257,11 @@ impl PageOrder {
     /// The next `count` chunks (block, number) of the background, in the present state. Moves the cursor to the
     /// first.
     pub fn ahead(&mut self, count: usize) -> Vec<(usize, u64)> {
-        let mut found = Vec::with_capacity(count);
+        let is_left = |(block, chunk): &(usize, u64)| {
+            let first = chunk * CHUNK_PAGES;
+            self.blocks[*block].unsent.next_run(first, first + CHUNK_PAGES, 1).is_some()
+        };
+        let mut found: Vec<_> = self.first.iter().copied().filter(is_left).take(count).collect();
         let (mut index, mut page) = self.cursor;
         while found.len() < count {
             let Some(block) = self.sequence.get(index).copied() else { break };

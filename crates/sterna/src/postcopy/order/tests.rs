@@ -31,6 +31,29 @@ fn background_goes_through_the_blocks_in_their_sequence_and_never_beyond_a_chunk
 }
 
 #[test]
+fn background_begins_with_the_chosen_pages_and_sends_each_page_once() {
+    let mut order = order(&[200, 70]);
+    let run = |block, first, count| PageRun { block, first, count };
+    order.begin_with([
+        run(1, 65, 2),
+        run(0, 130, 1),
+        run(0, 60, 10),
+        run(1, 66, 1),
+        run(7, 0, 1),
+        run(1, 9999, 5),
+    ]);
+
+    assert_eq!(order.ahead(5), [(1, 1), (0, 2), (0, 0), (0, 1), (0, 0)]);
+    let mut taken = Vec::new();
+    while let Some(run) = order.take_background() {
+        taken.push((run.block, run.first, run.count));
+    }
+
+    assert_eq!(taken, [(1, 64, 6), (0, 128, 64), (0, 0, 64), (0, 64, 64), (0, 192, 8), (1, 0, 64)]);
+    assert!(order.ahead(1).is_empty());
+}
+
+#[test]
 fn requests_go_first_in_their_order_and_their_neighbours_next() {
     let mut order = order(&[1000, 1000]);
     request(&mut order, 1, 700, 1);
