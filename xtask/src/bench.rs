@@ -16,6 +16,7 @@
 //!   silence.
 //! * `relay`: migrations of QEMU through two relays, whose network breaks.
 //! * `faults`: guests of other VMMs that are served by page faults.
+//! * `level`: a compression level that follows the disk's speed, against fixed ones.
 //! * `rdma`: Sterna and QEMU over soft-RoCE, in the lab VM.
 //! * `linux`: a Linux guest in the reference machine and in QEMU's microvm, in the lab VM.
 
@@ -43,12 +44,13 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if one == "compress" => return with_sterna("compress-bench", theirs),
         [one] if one == "network" => vec!["network-bench"],
         [one] if one == "faults" => vec!["faults"],
+        [one] if one == "level" => vec!["level"],
         [one] if one == "converge" => return with_qemu("converge", theirs),
         [one] if one == "rdma" || one == "linux" => return in_lab(one, theirs),
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, compress, network, relay, faults, rdma or linux"
+                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, compress, network, relay, faults, level, rdma or linux"
             )));
         }
     };

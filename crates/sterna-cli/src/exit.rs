@@ -207,6 +207,7 @@ fn of_store(error: &StoreError) -> Status {
         | StoreError::KeyNeeded { .. }
         | StoreError::WrongKey { .. }
         | StoreError::BadKey { .. }
+        | StoreError::Hidden { .. }
         | StoreError::BaseMissing { .. } => Status::Unreadable,
         error if error.is_image_at_fault() => Status::Unreadable,
         _ => Status::Failed,

@@ -8,12 +8,31 @@ use sterna_image::{Access, Key};
 use crate::exit::Stop;
 use crate::units;
 
+/// The compression of an image in Sterna's own format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// zstd's level, or 0 for none.
+    Fixed(i32),
+    /// A level that the speed of disk and processors decides.
+    Auto,
+}
+
+/// Parses `--level`.
+pub fn level(text: &str) -> Result<Level, String> {
+    if text == "auto" {
+        return Ok(Level::Auto);
+    }
+    let number = text.parse().ok().filter(|level| (0..=22).contains(level));
+    number.map(Level::Fixed).ok_or_else(|| format!("`{text}` is no level: 0 to 22, or auto"))
+}
+
 /// How an image in Sterna's own format is written.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Frames {
-    /// Compression level of zstd, 1 to 22; 0: none
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=22))]
-    pub level: i32,
+    /// Compression level of zstd, 1 to 22; 0: none; auto: changes during the command, so that neither the disk nor the
+    /// processors wait
+    #[arg(long, default_value = "1", value_name = "N|auto", value_parser = level)]
+    pub level: Level,
     /// Bytes of memory in a frame: a power of two from 64k to 2M. Short extents are faster to read at random and share
     /// more, long ones compress better
     #[arg(long, default_value = "64k", value_name = "SIZE", value_parser = units::parse_size)]
@@ -31,7 +50,11 @@ impl Frames {
     pub fn options(&self) -> Result<FrameOptions, Stop> {
         let extent_bytes = u32::try_from(self.extent).unwrap_or(u32::MAX);
         let key = self.key.as_deref().map(key).transpose()?;
-        Ok(FrameOptions { extent_bytes, level: self.level, key, base: self.base.clone() })
+        let (level, adapts) = match self.level {
+            Level::Fixed(level) => (level, false),
+            Level::Auto => (1, true),
+        };
+        Ok(FrameOptions { extent_bytes, level, adapts, key, base: self.base.clone() })
     }
 }
 
@@ -41,8 +64,8 @@ pub struct Opened {
     /// File with the key of an encrypted image
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// Image that may be the base of a layer. Bases in the layer's directory are found without
-    #[arg(long, value_name = "IMAGE")]
+    /// Where the base of a layer may be: an image, or a directory of images. Bases in the layer's directory are found without
+    #[arg(long, value_name = "PATH")]
     pub base: Vec<PathBuf>,
 }
 
@@ -50,6 +73,25 @@ impl Opened {
     /// The access for the library.
     pub fn access(&self) -> Result<Access, Stop> {
         Ok(Access { key: self.key.as_deref().map(key).transpose()?, bases: self.base.clone() })
+    }
+}
+
+/// How the source of a command is read that writes an image in Sterna's own format.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Source {
+    /// File with the key of an encrypted source
+    #[arg(long, value_name = "FILE")]
+    pub source_key: Option<PathBuf>,
+    /// Where the base of a source that is a layer may be: an image, or a directory of images. Bases in the layer's directory
+    /// are found without
+    #[arg(long, value_name = "PATH")]
+    pub source_base: Vec<PathBuf>,
+}
+
+impl Source {
+    /// The access for the library.
+    pub fn access(&self) -> Result<Access, Stop> {
+        Ok(Access { key: self.source_key.as_deref().map(key).transpose()?, bases: self.source_base.clone() })
     }
 }
 

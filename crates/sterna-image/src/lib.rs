@@ -32,12 +32,15 @@ pub mod write;
 pub use error::ImageError;
 pub use format::{Compression, Form, Format};
 pub use model::{BlockShape, ByteOrder, LibvirtHeader, OPAQUE_BYTES, RamShape, Shape};
+pub use read::open::open_frames;
 pub use read::visitor::PageVisitor;
 pub use read::{Access, Image, MappedBlock, MappedPages, PagePlaces, Preview, ReadAt, Stamp, open_stored};
 pub use sterna_store::{
-    Collected, ImageStore, Key, NamedImage, Place as ImagePlace, StoreError, StoreStat, StoredImage, publish,
+    Collected, ImageStore, Key, NamedImage, PageRange, Place as ImagePlace, StoreError, StoreStat,
+    StoredImage, publish,
 };
 pub use sterna_transport::{CreateOptions, Direct};
+pub use write::working_set::store_working_set;
 pub use write::{Envelope, FileSink, LegacyWriter, MappedLane, MappedOptions, MappedWriter};
 
 /// Compiles the README's example.

@@ -36,7 +36,7 @@ pub struct PagerOptions {
     pub cache_limit_bytes: u64,
     /// How fast memory is filled in the background.
     pub fill: FillRate,
-    /// Pages that are filled first.
+    /// Pages that are filled first; none for those that the image contains.
     pub working_set: Option<WorkingSet>,
     /// Record the touched pages ([`Pager::working_set`](crate::Pager::working_set)).
     pub record: bool,

@@ -62,7 +62,8 @@ impl Pager {
         options: PagerOptions,
     ) -> Result<Self, PagerError> {
         let memory_bytes = source.len_bytes();
-        let working_set = options.working_set.unwrap_or(WorkingSet { memory_bytes, runs: Vec::new() });
+        let working_set = options.working_set.or_else(|| source.working_set());
+        let working_set = working_set.unwrap_or(WorkingSet { memory_bytes, runs: Vec::new() });
         if working_set.memory_bytes != memory_bytes {
             let recorded = working_set.memory_bytes;
             return Err(PagerError::OtherWorkingSet { recorded, image: memory_bytes });

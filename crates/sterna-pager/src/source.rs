@@ -5,6 +5,8 @@ use std::io;
 use sterna_image::ImageError;
 use sterna_store::StoreError;
 
+use crate::working_set::WorkingSet;
+
 /// Bytes of the smallest page.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Bytes of a huge page, and of the largest frame.
@@ -41,6 +43,11 @@ pub trait PageSource: Send + Sync {
     /// # Errors
     /// [`SourceError`]: the content of `to` is then undefined.
     fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), SourceError>;
+
+    /// The working set that the image contains, which is filled first if the options name no other. By default none.
+    fn working_set(&self) -> Option<WorkingSet> {
+        None
+    }
 }
 
 /// The memory could not be read. The guests that wait for it cannot be served.

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use parking_lot::Mutex;
 use sterna_ram::PageBitmap;
 
-use crate::source::PAGE_BYTES;
-
+/// Bytes of the smallest page.
+const PAGE_BYTES: u64 = 4096;
 /// First line of a file.
 const HEAD: &str = "sterna-working-set 1";
 /// Largest file in bytes.

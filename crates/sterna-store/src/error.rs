@@ -146,6 +146,18 @@ pub enum StoreError {
         /// Address of the store.
         name: String,
     },
+    /// The store has no image with this name that its user can see, but names that another key hides.
+    #[error(
+        "{name} is not among the images that {}; {hidden} more need another key: check the name, or give the file of the image's key with --key", seen(.has_key)
+    )]
+    Hidden {
+        /// Address of the image.
+        name: String,
+        /// Whether a key was given.
+        has_key: bool,
+        /// Number of names that cannot be read.
+        hidden: usize,
+    },
     /// The base of a layer was not found.
     #[error("{name} is a layer over {digest}{}, which was not found; give its path with --base, or run `sterna rebase`", named(.hint))]
     BaseMissing {
@@ -207,6 +219,10 @@ pub enum StoreError {
     /// The request is not possible. The text contains the reason and the next step.
     #[error("{0}")]
     Request(String),
+}
+
+fn seen(has_key: &bool) -> &'static str {
+    if *has_key { "the key opens" } else { "are not encrypted" }
 }
 
 fn named(hint: &str) -> String {

@@ -22,6 +22,14 @@ impl Packer {
         Ok(Self { zstd })
     }
 
+    /// Changes zstd's level; 0 means no compression.
+    pub(crate) fn set_level(&mut self, level: i32) -> std::io::Result<()> {
+        match &mut self.zstd {
+            Some(zstd) if level != 0 => zstd.set_compression_level(level),
+            _ => Self::new(level).map(|packer| *self = packer),
+        }
+    }
+
     /// Compresses and encrypts `pages`, whose digest is `digest`.
     pub(crate) fn pack(&mut self, crypt: &Crypt, digest: Digest, pages: &[u8]) -> std::io::Result<Packed> {
         let compressed = self.zstd.as_mut().map(|zstd| zstd.compress(pages)).transpose()?;

@@ -1,8 +1,9 @@
 //! Decoders for the fuzz targets. Not a public interface.
 
+use crate::digest::Digest;
 use crate::key::Crypt;
 use crate::layout::header::HeaderError;
-use crate::layout::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, features};
+use crate::layout::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, Sections, features};
 use crate::recipe::Recipe;
 
 /// Decodes a header, and encodes it again.
@@ -20,7 +21,8 @@ pub fn footer(bytes: &[u8; FOOTER_BYTES]) -> Option<[u8; FOOTER_BYTES]> {
 
 /// Decodes an index, and encodes it again.
 pub fn index(bytes: &[u8], extent_bytes: u32) -> Option<Vec<u8>> {
-    Index::decode(bytes, extent_bytes).ok().map(|index| index.encode())
+    let index = Index::decode(&Sections::split(bytes).ok()?, extent_bytes).ok()?;
+    Some([index.encode(), index.encode_optional(&Crypt::new(None), Digest::default())].concat())
 }
 
 /// Decodes a recipe for blocks of these lengths, and encodes it again.
@@ -41,7 +43,10 @@ pub fn image(frames: &[u8], index: &[u8], extent_bytes: u32, is_layer: bool) -> 
     let incompatible = if is_layer { features::LAYER } else { 0 };
     let header =
         Header { incompatible, compatible: 0, extent_bytes, salt: [0; 32], key_check: [0; 16] }.encode();
-    let digest = Crypt::new(None).digest(&[&header, index]);
+    let crypt = Crypt::new(None);
+    // What cannot be split is refused before its digest is compared.
+    let digest =
+        Sections::split(index).map_or(Digest::default(), |sections| sections.digest(&crypt, &header));
     let index_offset = (HEADER_BYTES + frames.len()) as u64;
     let footer = Footer { index_offset, index_bytes: index.len() as u64, digest };
     [&header[..], frames, index, &footer.encode()].concat()

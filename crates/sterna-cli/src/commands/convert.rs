@@ -12,10 +12,10 @@ use sterna_image::convert::{
     ConvertOptions, Converted, Input, Output, convert, convert_directory, copy_image, directory_kind,
     write_directory,
 };
-use sterna_image::{Access, Direct, Form, Format};
+use sterna_image::{Direct, Form, Format};
 
 use crate::exit::{Done, Status, Stop};
-use crate::frames::{self, Frames};
+use crate::frames::{self, Frames, Source};
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
@@ -68,9 +68,9 @@ pub struct Arguments {
     /// The source is a diff snapshot of Firecracker: holes of its memory file are pages of the base
     #[arg(long, requires = "base")]
     pub diff_snapshot: bool,
-    /// File with the key of an encrypted source
-    #[arg(long, value_name = "FILE")]
-    pub source_key: Option<PathBuf>,
+    /// How the source is read.
+    #[command(flatten)]
+    pub source: Source,
     /// Print the result as JSON, on standard error if the target is `-`
     #[arg(long)]
     pub json: bool,
@@ -137,10 +137,7 @@ impl Arguments {
             threads: self.threads,
             alignment: self.alignment,
             force_damaged: self.force_damaged,
-            access: Access {
-                key: self.source_key.as_deref().map(frames::key).transpose()?,
-                bases: Vec::new(),
-            },
+            access: self.source.access()?,
             frames: self.frames.options()?,
         })
     }

@@ -41,7 +41,7 @@ pub struct Arguments {
 /// Compares the images and prints the differences.
 pub fn execute(arguments: &Arguments) -> Done {
     if let Some(output) = &arguments.output {
-        return super::layers::layer(&arguments.b, &arguments.a, output, arguments.opened.key.as_deref());
+        return super::layers::layer(&arguments.b, &arguments.a, output, &arguments.opened);
     }
     let open = |path| Image::open_with(path, &access_of(path, arguments)?).map_err(stop);
     let (a, b) = (open(&arguments.a)?, open(&arguments.b)?);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use sterna_image::tools::coverage::Coverage;
-use sterna_image::tools::inspect::{Inspection, inspect};
+use sterna_image::tools::inspect::{FramesPart, Inspection, inspect};
 use sterna_image::tools::picture::picture;
 use sterna_image::{Image, ImageError};
 
@@ -83,6 +83,14 @@ fn text(it: &Inspection) -> String {
         "RAM",
         format!("{}, {} with data", units::bytes(it.ram_bytes), units::bytes(data * units::PAGE_BYTES)),
     );
+    if let Some(frames) = &it.frames {
+        row("frames", frames_text(frames));
+        row("digest", frames.digest.clone());
+        row("base", frames.base.clone().unwrap_or_default());
+        let touched = units::bytes(frames.working_set_bytes);
+        let ranges = frames.working_set_ranges;
+        row("working set", if ranges > 0 { format!("{touched} in {ranges} ranges") } else { String::new() });
+    }
     text += "\n";
     text += &blocks(it);
     text += "\n";
@@ -114,6 +122,17 @@ fn text(it: &Inspection) -> String {
         text += "A legacy stream has no index, so all of it was read.\n";
     }
     text
+}
+
+fn frames_text(frames: &FramesPart) -> String {
+    let layers = if frames.layers > 1 { format!(", {} layers", frames.layers) } else { String::new() };
+    let encrypted = if frames.is_encrypted { ", encrypted" } else { "" };
+    format!(
+        "{}, {}; extents of {}{layers}{encrypted}",
+        units::count(frames.frames.into()),
+        units::bytes(frames.frame_bytes),
+        units::bytes(frames.extent_bytes.into())
+    )
 }
 
 fn blocks(it: &Inspection) -> String {

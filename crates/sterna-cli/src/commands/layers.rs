@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use sterna_image::convert::{ConvertOptions, Input, Output, convert, copy_image, directory_kind};
-use sterna_image::{Access, Format, publish};
+use sterna_image::{Access, Format, open_frames, publish};
 
 use crate::exit::{Done, Status, Stop};
-use crate::frames::{Frames, key};
+use crate::frames::{Frames, Level, Opened, key, level};
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
-/// Which image, and over what.
+/// A layer, and the base that it gets in place of its own.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The image's memory does not change. Its old base must be there, because pages are read from it. The image gets another digest: layers \
@@ -20,12 +20,12 @@ pub struct Rebase {
     pub image: PathBuf,
     /// Image that becomes its base
     pub base: PathBuf,
-    /// The new image, and how it is written.
+    /// Where the result goes, and how it is compressed.
     #[command(flatten)]
     pub to: Target,
 }
 
-/// Which image.
+/// A layer that becomes a complete image.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The image's memory does not change. The result has all pages, and needs no other image. It gets another digest: layers over the image \
@@ -33,12 +33,12 @@ need a rebase.")]
 pub struct Flatten {
     /// Layer in Sterna's own format
     pub image: PathBuf,
-    /// The new image, and how it is written.
+    /// Where the result goes, and how it is compressed.
     #[command(flatten)]
     pub to: Target,
 }
 
-/// The new image.
+/// Where the result goes, and how it is compressed. Without an output it replaces the image.
 #[derive(Debug, clap::Args)]
 pub struct Target {
     /// Image to write [default: replace the image itself]
@@ -47,15 +47,19 @@ pub struct Target {
     /// Replace the output if it exists
     #[arg(long, requires = "output")]
     pub force: bool,
-    /// Compression level of zstd, 1 to 22; 0: none
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=22))]
-    pub level: i32,
+    /// Compression level of zstd, 1 to 22; 0: none; auto: changes during the command, so that neither the disk nor the
+    /// processors wait
+    #[arg(long, default_value = "1", value_name = "N|auto", value_parser = level)]
+    pub level: Level,
     /// Bytes of memory in a frame: a power of two from 64k to 2M
     #[arg(long, default_value = "64k", value_name = "SIZE", value_parser = units::parse_size)]
     pub extent: u64,
     /// File with the key of encrypted images
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
+    /// Where the old base may be: an image, or a directory of images. Bases in the image's directory are found without
+    #[arg(long, value_name = "PATH")]
+    pub source_base: Vec<PathBuf>,
 }
 
 /// Writes the image as a layer over another base.
@@ -68,14 +72,15 @@ pub fn flatten(arguments: &Flatten) -> Done {
     write(&arguments.image, None, &arguments.to)
 }
 
-/// Writes `image` as a layer over `base`.
-pub fn layer(image: &Path, base: &Path, output: &Path, key_file: Option<&Path>) -> Done {
+/// Writes `image` to `output` as a layer over `base`. `opened` is for both images.
+pub fn layer(image: &Path, base: &Path, output: &Path, opened: &Opened) -> Done {
     let to = Target {
         output: Some(output.to_owned()),
         force: false,
-        level: 1,
+        level: Level::Fixed(1),
         extent: 64 << 10,
-        key: key_file.map(Path::to_owned),
+        key: opened.key.clone(),
+        source_base: opened.base.clone(),
     };
     write(image, Some(base), &to)
 }
@@ -96,12 +101,16 @@ fn write(image: &Path, base: Option<&Path>, to: &Target) -> Done {
     let options = ConvertOptions {
         target: Some(Format::Sterna),
         replace: to.force || is_itself,
-        access: Access { key: key_of, bases: Vec::new() },
+        access: Access { key: key_of, bases: to.source_base.clone() },
         frames: frames.options()?,
         ..ConvertOptions::default()
     };
     Interrupts::remove_files()?;
     let stop = |error| Stop::of_image(&error, &[image]);
+    if let Some(base) = base.filter(|_| is_itself) {
+        let opened = open_frames(base, &options.access).map_err(stop)?;
+        opened.map_or(Ok(()), |base| base.check_kept(image)).map_err(|error| stop(error.into()))?;
+    }
     let bytes = match directory_kind(image, &options.access).map_err(stop)? {
         Some(_) => copy_image(image, &target, &options).map_err(stop)?.bytes,
         None => {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use sterna::{Address, Capabilities, MigrationError, Outcome, Parameters, StartError, Status as Stage};
 use sterna_drive::save::{Domain, newest_libvirt_format_here};
-use sterna_image::convert::ConvertOptions;
-use sterna_image::{Envelope, Form, Format, Image, MappedOptions};
+use sterna_image::convert::{ConvertOptions, FrameOptions};
+use sterna_image::{Access, Envelope, Form, Format, Image, MappedOptions};
 use sterna_opaque::{ImagePlan, Receiving, SendOptions, Stored, receive, send};
 use sterna_qmp::migration::{CapabilitySet, ParameterSet, from_uri};
 use sterna_transport::{CreateOptions, Direct, OpenOptions, TlsEndpoint};
@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::verify::warn_of_damage;
 use super::{CapabilityState, capability, pair};
 use crate::exit::{Done, FORCE_DAMAGED, Status, Stop};
+use crate::frames;
 use crate::interrupts::Interrupts;
 use crate::monitor::{Progress, parameter};
 use crate::terminal::{self, Live, Shown};
@@ -64,10 +65,12 @@ pub struct Listening<'a> {
     pub address: &'a str,
     /// Path of the image.
     pub image: &'a Path,
-    /// Format of the image. None: mapped-ram, or with `domain` the newest libvirt format that Sterna knows.
+    /// Format of the image. None: Sterna's own if the image's name asks for it, else mapped-ram, or with `domain` the newest libvirt format that Sterna knows.
     pub format: Option<Format>,
     /// Content of libvirt's container.
     pub domain: Option<Domain>,
+    /// Options of an image in Sterna's own format.
+    pub frames: FrameOptions,
     /// Whether pages bypass the page cache.
     pub direct: Direct,
     /// Whether an existing file is replaced.
@@ -140,6 +143,7 @@ pub fn listen(listening: &Listening<'_>, interrupts: &Interrupts) -> Done {
     };
     let format = listening.format.unwrap_or_else(|| match envelope {
         Some(_) => newest_libvirt_format_here(),
+        None if frames::is_place(listening.image) => Format::Sterna,
         None => Format::MappedRam,
     });
     if format.is_libvirt() != envelope.is_some() {
@@ -178,6 +182,8 @@ pub struct Sending<'a> {
     pub image: &'a Path,
     /// Address at which the peer listens.
     pub to: &'a str,
+    /// The key of an encrypted image, and the bases of a layer.
+    pub access: &'a Access,
     /// Whether pages bypass the page cache.
     pub direct: Direct,
     /// Whether a damaged image is sent, too.
@@ -192,10 +198,10 @@ pub struct Sending<'a> {
 
 /// Sends an image to a peer that listens.
 pub fn send_to(sending: &Sending<'_>, interrupts: &Interrupts) -> Done {
-    let Sending { image, to, direct, force_damaged, wire, json, shown } = *sending;
+    let Sending { image, to, access, direct, force_damaged, wire, json, shown } = *sending;
     let (parameters, capabilities) = wire.engine()?;
     let to_address = address(to)?;
-    let opened = Image::open(image).map_err(|error| Stop::of_image(&error, &[image]))?;
+    let opened = Image::open_with(image, access).map_err(|error| Stop::of_image(&error, &[image]))?;
     if force_damaged {
         warn_of_damage(&opened)?;
     }
@@ -359,6 +365,7 @@ fn conversion(listening: &Listening<'_>, format: Format) -> ConvertOptions {
         cookie: listening.domain.as_ref().and_then(|domain| domain.cookie.clone()),
         replace: listening.replace,
         direct: listening.direct,
+        frames: listening.frames.clone(),
         ..ConvertOptions::default()
     }
 }

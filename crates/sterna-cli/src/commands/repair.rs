@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use sterna_image::ImageError;
-use sterna_image::tools::repair::{RepairTo, repair};
+use sterna_image::tools::repair::{RepairTo, repair_with};
 use sterna_image::tools::verify::VerifyOptions;
 
 use crate::exit::{Done, Status, Stop};
+use crate::frames::Opened;
 use crate::interrupts::Interrupts;
 use crate::{terminal, units};
 
@@ -20,6 +21,9 @@ any other image, new bitmaps could restore stale pages.")]
 pub struct Arguments {
     /// Image to repair
     pub image: PathBuf,
+    /// How an image in Sterna's own format is read.
+    #[command(flatten)]
+    pub opened: Opened,
     /// Write the repaired image to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -41,7 +45,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         Interrupts::remove_files()?;
         terminal::note_stale(output);
     }
-    let done = repair(&arguments.image, &to, &VerifyOptions::default());
+    let done = repair_with(&arguments.image, &to, &VerifyOptions::default(), &arguments.opened.access()?);
     let repaired = done.map_err(|error| match error {
         // The image is not of the kind that can be repaired.
         ImageError::Request(why) => Stop::unreadable(why),

@@ -10,6 +10,7 @@ use serde_json::json;
 use sterna_drive::Vm;
 use sterna_drive::restore::launch::Launched;
 use sterna_drive::restore::{RestoreRequest, Restored, Start, Subject, restore};
+use sterna_image::open_frames;
 use sterna_libvirt::DomainAddress;
 use sterna_qmp::Endpoint;
 
@@ -17,6 +18,7 @@ use crate::commands::peer::{self, SendWire, Sending};
 use crate::commands::save::direct;
 use crate::commands::serve::Reading;
 use crate::exit::{Done, Status, Stop};
+use crate::frames::Opened;
 use crate::interrupts::Interrupts;
 use crate::libvirt;
 use crate::monitor::Monitor;
@@ -64,6 +66,9 @@ pub struct Arguments {
     /// How a lazily restored image is read.
     #[command(flatten)]
     pub reading: Reading,
+    /// How an image in Sterna's own format is read.
+    #[command(flatten)]
+    pub opened: Opened,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -84,6 +89,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let interrupts = Interrupts::catch()?;
     let request = RestoreRequest {
         path: arguments.image.clone(),
+        access: arguments.opened.access()?,
         channels: arguments.channels,
         direct: direct(arguments.direct_io, arguments.no_direct_io),
         start: match (arguments.paused, arguments.running) {
@@ -106,6 +112,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         let sending = Sending {
             image: &arguments.image,
             to: address,
+            access: &request.access,
             direct: request.direct,
             force_damaged: arguments.force_damaged,
             wire: &arguments.wire,
@@ -128,7 +135,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let live = Live::new(arguments.shown, arguments.json);
     let mut watcher = Watcher::new(&live, &interrupts);
     if arguments.lazy {
-        let done = lazy::restore(arguments, request.start, &mut watcher);
+        let done = lazy::restore(arguments, &request, &mut watcher);
         live.end();
         return done;
     }
@@ -136,6 +143,8 @@ pub fn execute(arguments: &Arguments) -> Done {
         return start_and_restore(arguments, &request, &mut watcher, &live);
     };
     let endpoint: Endpoint = target.strip_prefix("qmp:").unwrap_or(target).parse().map_err(Stop::usage)?;
+    // A wrong key or a missing base is found before the VM is touched.
+    open_frames(&request.path, &request.access).map_err(|error| Stop::of_image(&error, &[&request.path]))?;
     let mut monitor = Monitor::connect(&endpoint)?;
     let restored = restore(monitor.vm(), &request, &mut watcher)?;
     live.end();
@@ -150,7 +159,7 @@ fn start_and_restore(
     live: &Live,
 ) -> Done {
     // The image is checked first, so that no VM is started for an image that cannot be restored.
-    Subject::examine(&request.path)?;
+    Subject::examine(&request.path, &request.access)?;
     let directory = place::directory()
         .map_err(|error| Stop::failed(format!("cannot create a directory for the VM's monitor: {error}")))?;
     let mut launched = Launched::start(&arguments.command, directory.path())?;

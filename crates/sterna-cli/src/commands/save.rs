@@ -93,6 +93,7 @@ pub fn execute(arguments: &Arguments) -> Done {
             image: &arguments.image,
             format,
             domain,
+            frames: arguments.frames.options()?,
             direct,
             replace: arguments.force,
             wire: &arguments.wire,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sterna_image::ImageError;
 use sterna_opaque::serve::{
     Access, Dial, GuestState, ImageOptions, Reception, ServeFailure, ServeOptions, ServeStatistics,
     ServedImage, Serving, Silence, Stage,
@@ -18,6 +19,7 @@ use crate::board::Board;
 use crate::commands::peer;
 use crate::commands::save::direct;
 use crate::exit::{Done, FORCE_DAMAGED, Status, Stop};
+use crate::frames::Opened;
 use crate::interrupts::Interrupts;
 use crate::metrics::{self, MetricsServer};
 use crate::monitor::Progress;
@@ -62,6 +64,9 @@ pub struct Arguments {
     /// How the image is read.
     #[command(flatten)]
     pub reading: Reading,
+    /// How an image in Sterna's own format is read.
+    #[command(flatten)]
+    pub opened: Opened,
     /// How guests of uffd: are served.
     #[command(flatten)]
     pub paging: uffd::Paging,
@@ -113,7 +118,10 @@ impl Reading {
                 Stop::unreadable(why.to_string()).with_more(FORCE_DAMAGED)
             }
             sterna::StartError::Image(why) => Stop::unreadable(why.to_string()),
-            error => Stop::failed(error.to_string()),
+            error => match image_error(&error) {
+                Some(why) => Stop::of_image(why, &[image]),
+                None => Stop::failed(error.to_string()),
+            },
         })?;
         if served.access() == Access::Spool {
             terminal::note(
@@ -123,6 +131,21 @@ impl Reading {
         }
         Ok(served)
     }
+}
+
+/// A cause that several errors share.
+type Shared = Arc<dyn std::error::Error + Send + Sync>;
+
+/// The error of the image in the chain of causes, such as a key that is missing.
+fn image_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a ImageError> {
+    // The engine shares causes that it does not know.
+    fn of_image<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a ImageError> {
+        match error.downcast_ref::<Shared>() {
+            Some(shared) => shared.downcast_ref(),
+            None => error.downcast_ref(),
+        }
+    }
+    std::iter::successors(Some(error), |error| error.source()).find_map(of_image)
 }
 
 /// The name of a way to read an image, for reports.
@@ -165,6 +188,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     };
     let options = ImageOptions {
         direct: direct(false, false),
+        opening: arguments.opened.access()?,
         force_damaged: arguments.force_damaged,
         ..ImageOptions::default()
     };
@@ -241,6 +265,7 @@ fn page_faults(arguments: &Arguments) -> Done {
         guests: arguments.guests.unwrap_or(1),
         cache_limit: arguments.reading.cache_limit,
         spool: arguments.reading.spool.as_deref(),
+        access: arguments.opened.access()?,
         paging: &arguments.paging,
         json: arguments.json,
         shown: arguments.shown,

@@ -10,17 +10,17 @@ use crate::exit::{Done, Status, Stop};
 use crate::frames::key;
 use crate::{terminal, units};
 
-/// What to do with which store.
+/// One of several actions on a store, and what all of them share.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 A store keeps equal frames of its images once. An image in it is written store:DIRECTORY#NAME, in every command that takes an image.")]
 pub struct Arguments {
-    /// The action.
+    /// What is done.
     #[command(subcommand)]
     pub action: Action,
 }
 
-/// The actions.
+/// What is done with a store or with its images. `Rm` is the only one that takes names of images.
 #[derive(Debug, clap::Subcommand)]
 pub enum Action {
     /// List the images
@@ -42,7 +42,7 @@ pub enum Action {
     Stat(One),
 }
 
-/// One store.
+/// The store of an action that needs all of its images, and the key that opens them.
 #[derive(Debug, clap::Args)]
 pub struct One {
     /// The store: store:DIRECTORY or DIRECTORY
@@ -55,7 +55,7 @@ pub struct One {
     pub json: bool,
 }
 
-/// Performs the action.
+/// Prints the result. `check` fails with status 1 if an image is damaged or cannot be read.
 pub fn execute(arguments: &Arguments) -> Done {
     match &arguments.action {
         Action::Ls(one) => list(one),
@@ -98,7 +98,7 @@ fn list(one: &One) -> Done {
         false => named
             .iter()
             .map(|image| {
-                let note = if image.is_readable { "" } else { "  (encrypted with another key, or missing)" };
+                let note = image.why.as_ref().map_or(String::new(), |why| format!("  ({why})"));
                 format!("{}  {}{note}", image.digest, image.name)
             })
             .collect::<Vec<_>>()
@@ -164,9 +164,9 @@ fn check(one: &One) -> Done {
     for named in one.open()?.list().map_err(stop)? {
         let place = PathBuf::from(format!("store:{}#{}", directory.display(), named.name));
         // The state of an image that cannot be read is unknown, which is no success.
-        let state = match named.is_readable {
-            false => "unknown: no key, or missing".to_owned(),
-            true => match verify_with(&place, &VerifyOptions::default(), &access) {
+        let state = match named.why {
+            Some(why) => why,
+            None => match verify_with(&place, &VerifyOptions::default(), &access) {
                 Ok(verdict) if verdict.is_sound() => "sound".to_owned(),
                 Ok(verdict) => verdict.findings.first().map_or("damaged".to_owned(), ToString::to_string),
                 Err(error) => error.to_string(),

@@ -30,5 +30,6 @@ mod same_host_devices;
 mod save;
 mod serve_uffd;
 mod standby;
+mod store;
 mod vfio_user;
 mod vhost_user;

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
+use sterna_image::{Key, PageRange, StoredImage};
 use sterna_uffd_peer::{Peer, memory, sum};
 
 const BYTES: u64 = 4 << 20;
@@ -106,6 +107,44 @@ fn recorded_pages_are_written_when_the_command_ends() {
     assert_eq!(served.end().0, Some(0));
     let text = std::fs::read_to_string(&recorded).unwrap();
     assert_eq!(text, "sterna-working-set 1\nmemory 4194304\n1048576 8192\n");
+}
+
+/// `pager images::` checks that the next guest gets them first.
+#[test]
+fn touched_pages_are_stored_in_the_image() {
+    let name = "touched_pages_are_stored_in_the_image";
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name);
+    let (snapshot, image, key) = (place("snapshot"), place("image.sterna"), place("key"));
+    std::fs::create_dir(&snapshot).unwrap();
+    std::fs::write(snapshot.join("memory"), memory(BYTES)).unwrap();
+    std::fs::write(snapshot.join("vmstate"), b"state").unwrap();
+    std::fs::write(&key, [4; 32]).unwrap();
+    let sterna = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_sterna")).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let (at, with) = (image.to_str().unwrap(), ["--key", key.to_str().unwrap()]);
+    sterna(&["convert", snapshot.to_str().unwrap(), at, with[0], with[1]]);
+
+    let served = serve(&image, &place("a"), &[&with[..], &["--record"]].concat());
+    let Some(mut first) = guest(name) else { return };
+    first.hand_over(&place("a"), "whole").unwrap();
+    first.sum(2 << 20, 8192).unwrap();
+    first.kill();
+    assert_eq!(served.end().0, Some(0));
+    sterna(&["verify", at, with[0], with[1]]);
+
+    let stored = StoredImage::open(&image, Some(&Key::new([4; 32]))).unwrap();
+    assert_eq!(stored.working_set(), [PageRange { block: 0, count: 2, first: 512 }]);
+    // A raw file has no room for them.
+    let raw = snapshot.join("memory");
+    let mut refused = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    let refused = refused.arg("serve").arg(raw).args(["uffd:/nothing/socket", "--record"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("no room"), "{refused:?}");
 }
 
 /// A command that is asked to end kills guests that would hang.

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use sterna_image::tools::finding::{Finding, Severity};
 use sterna_image::tools::verify::structure;
-use sterna_image::{Form, Format, Image, ImageError, Preview, Shape};
+use sterna_image::{Access, Form, Format, Image, ImageError, Preview, Shape};
 use sterna_qmp::ClientError;
 use sterna_wire::vmdesc;
 
@@ -32,14 +32,14 @@ impl Subject {
     ///
     /// # Errors
     /// [`DriveError::Unreadable`]: the defect, and advice.
-    pub fn examine(path: &Path) -> Result<Self, DriveError> {
-        let mut preview = Preview::open(path).map_err(unreadable)?;
+    pub fn examine(path: &Path, access: &Access) -> Result<Self, DriveError> {
+        let mut preview = Preview::open_with(path, access).map_err(unreadable)?;
         let mut is_whole = true;
         let mut damage = Vec::new();
         let mut sections = None;
         match (preview.format.form(), preview.format.is_compressed()) {
             (Form::Mapped, _) => {
-                let image = Image::open(path).map_err(unreadable)?;
+                let image = Image::open_with(path, access).map_err(unreadable)?;
                 check_bitmaps(path, &image)?;
                 if !has_its_end(&image) {
                     return Err(torn(path));

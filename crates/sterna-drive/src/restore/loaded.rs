@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use serde_json::json;
 use sterna_image::convert::{ConvertOptions, Input, Output, convert};
-use sterna_image::{Form, Format, ImageError};
+use sterna_image::{Access, Form, Format, ImageError};
 use sterna_transport::{Direct, OpenOptions as PageOptions, PageFile, QueueOptions, RangeReader};
 
 use super::cached::is_cached;
@@ -190,12 +190,13 @@ impl Feed {
         let out = Counted { pipe: File::from(ours), count: fed.clone() };
         let is_direct = file.as_ref().is_some_and(|file| file.is_direct());
         let (tell, path, direct) = (failure.clone(), request.path.clone(), request.direct);
+        let access = request.access.clone();
         let is_compressed = subject.format().is_compressed();
         let offset = subject.stream_offset();
         let feeding = std::thread::Builder::new().name("feeding".into()).spawn(move || {
             // If the thread fails, it closes the pipe before the end of the stream, so the VM's load fails.
             let fed = match file.filter(|_| !is_compressed) {
-                None => decompress(path, direct, out),
+                None => decompress(path, access, direct, out),
                 Some(file) => pass(&file, offset, out).map(|()| Vec::new()),
             };
             if let Err(error) = &fed {
@@ -210,11 +211,17 @@ impl Feed {
 }
 
 /// Writes the stream of a compressed image to `out`, and checks it meanwhile.
-fn decompress(path: PathBuf, direct: Direct, out: Counted) -> Result<Vec<String>, ImageError> {
+fn decompress(
+    path: PathBuf,
+    access: Access,
+    direct: Direct,
+    out: Counted,
+) -> Result<Vec<String>, ImageError> {
     let options = ConvertOptions {
         target: Some(Format::Legacy),
         direct,
         force_damaged: true,
+        access,
         ..ConvertOptions::default()
     };
     let passed = convert(Input::File(path), Output::Pipe(Box::new(out)), &options)?;

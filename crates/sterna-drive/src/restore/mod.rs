@@ -69,7 +69,7 @@ pub fn restore(
     watcher: &mut dyn Watch,
 ) -> Result<Restored, DriveError> {
     let began = Instant::now();
-    let subject = Subject::examine(&request.path)?;
+    let subject = Subject::examine(&request.path, &request.access)?;
     let examining = began.elapsed();
     let settings = Settings::read(vm)?;
     setup::check(vm, &settings, request)?;

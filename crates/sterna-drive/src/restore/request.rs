@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use sterna_image::Access;
 use sterna_transport::Direct;
 
 /// Whether the guest starts after the restore.
@@ -21,6 +22,8 @@ pub enum Start {
 pub struct RestoreRequest {
     /// Path of the image.
     pub path: PathBuf,
+    /// The key of an encrypted image, and the bases of a layer.
+    pub access: Access,
     /// Number of threads that read pages, 1 to 255. None: 8.
     pub channels: Option<u8>,
     /// Whether pages are read past the page cache, where the form allows it.

@@ -11,7 +11,7 @@ use sterna_drive::handover::{Arrived, Handover, OnArrival, ReturnPath, StaysPaus
 use sterna_drive::restore::{RestoreRequest, Start, restore};
 use sterna_drive::save::{SaveRequest, save};
 use sterna_drive::{DriveError, Progress, Temporary, Vm, Watch, Wish};
-use sterna_image::{BlockShape, Envelope, MappedOptions, MappedWriter, Shape};
+use sterna_image::{Access, BlockShape, Envelope, MappedOptions, MappedWriter, Shape};
 use sterna_qmp::Client;
 use sterna_transport::Direct;
 
@@ -388,7 +388,13 @@ fn image(path: &Path) {
 }
 
 fn request(path: &Path) -> RestoreRequest {
-    RestoreRequest { path: path.to_owned(), channels: None, direct: Direct::Off, start: Start::Running }
+    RestoreRequest {
+        path: path.to_owned(),
+        access: Access::default(),
+        channels: None,
+        direct: Direct::Off,
+        start: Start::Running,
+    }
 }
 
 #[test]

@@ -7,7 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sterna_store::{Blob, FileBases, FileReader, Key, StoreError, StoredImage};
+use sterna_store::{
+    Bases, Blob, Digest, FileBases, FileReader, ImageStore, Key, Place, StoreError, StoredImage,
+};
 
 use super::source::{ReadAt, Stamp};
 use crate::error::ImageError;
@@ -22,8 +24,59 @@ pub(crate) const STREAM: &str = "stream";
 pub struct Access {
     /// The key of an encrypted image.
     pub key: Option<Key>,
-    /// Files that may be bases of a layer. Bases in the layer's directory are found without.
+    /// Where bases of a layer may be: files, directories of files, or `store:DIRECTORY#NAME`. Bases in the layer's directory
+    /// are found without.
     pub bases: Vec<PathBuf>,
+}
+
+impl Access {
+    /// Refuses a key for an image of another format, which holders of the key need not have written.
+    pub(crate) fn check_plain(&self, name: &str) -> Result<(), ImageError> {
+        match &self.key {
+            Some(_) => Err(StoreError::NotEncrypted { name: name.to_owned() }.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// The places in which the bases of a layer in the file `layer` are searched.
+    fn bases_of(&self, layer: &Path) -> Result<LayerBases, StoreError> {
+        let mut bases = LayerBases { files: FileBases::beside(layer), stores: Vec::new() };
+        for path in &self.bases {
+            match Place::parse(path)? {
+                Place::File(path) => bases.files = bases.files.and(&path),
+                Place::Store { directory, .. } => {
+                    bases.stores.push(Place::store(&directory, self.key.clone(), false)?)
+                }
+            }
+        }
+        Ok(bases)
+    }
+}
+
+/// Finds the bases of a layer in files and in stores.
+struct LayerBases {
+    files: FileBases,
+    stores: Vec<ImageStore>,
+}
+
+impl Bases for LayerBases {
+    fn find(&self, digest: &Digest, hint: &str) -> Result<Option<Arc<dyn Blob>>, StoreError> {
+        self.files.find(digest, hint)
+    }
+
+    fn open(
+        &self,
+        digest: &Digest,
+        hint: &str,
+        key: Option<&Key>,
+    ) -> Result<Option<StoredImage>, StoreError> {
+        for store in &self.stores {
+            if let Some(base) = store.open(digest, hint, key)? {
+                return Ok(Some(base));
+            }
+        }
+        self.files.open(digest, hint, key)
+    }
 }
 
 /// The bytes that readers see: `source` itself, or the view of an image in Sterna's format.
@@ -34,8 +87,11 @@ pub(crate) fn unwrapped(
 ) -> Result<Arc<dyn ReadAt>, ImageError> {
     let mut magic = [0; 8];
     let count = source.read_at(0, &mut magic).map_err(|error| ImageError::io(name, "read", error))?;
-    if source.stored().is_some() || !StoredImage::is_magic(&magic[..count]) {
+    if source.stored().is_some() {
         return Ok(source);
+    }
+    if !StoredImage::is_magic(&magic[..count]) {
+        return access.check_plain(name).map(|()| source);
     }
     let stored = stored(&source, name, access)?;
     view_of(&stored, Some(source))
@@ -66,9 +122,7 @@ pub(crate) fn stored(
 ) -> Result<Arc<StoredImage>, ImageError> {
     let length_bytes = source.len_bytes().map_err(|error| ImageError::io(name, "fstat", error))?;
     let blob = SourceBlob { source: Arc::clone(source), name: name.to_owned(), length_bytes };
-    let beside = FileBases::beside(Path::new(name));
-    let bases = access.bases.iter().fold(beside, |bases, path| bases.and(path));
-    Ok(StoredImage::open_blob(Arc::new(blob), access.key.as_ref(), &bases)?)
+    Ok(StoredImage::open_blob(Arc::new(blob), access.key.as_ref(), &access.bases_of(Path::new(name))?)?)
 }
 
 /// A file of an image in Sterna's format, which `below` contains.

@@ -35,12 +35,13 @@ impl Image {
         Self::open_unwrapped(open_with(path, access)?, &path.display().to_string())
     }
 
-    /// Like [`open`](Self::open), and records the place of each page of a legacy stream ([`places`](Self::places)).
+    /// Like [`open_with`](Self::open_with), and records the place of each page of a legacy stream
+    /// ([`places`](Self::places)).
     ///
     /// # Errors
     /// The errors of [`open`](Self::open).
-    pub fn open_indexed(path: &Path) -> Result<Image, ImageError> {
-        let (name, source) = (path.display().to_string(), open_with(path, &Access::default())?);
+    pub fn open_indexed(path: &Path, access: &Access) -> Result<Image, ImageError> {
+        let (name, source) = (path.display().to_string(), open_with(path, access)?);
         let stamp = source.stamp().map_err(|error| ImageError::io(&name, "fstat", error))?;
         let begun = Begun::of_source(&source, &name, None)?;
         Self::finish(begun, source, stamp, true)
@@ -53,6 +54,23 @@ pub(crate) fn open_with(path: &Path, access: &Access) -> Result<Arc<dyn ReadAt>,
         Place::File(path) => framed::unwrapped(open_file(&path)?, &path.display().to_string(), access),
         Place::Store { .. } => framed::view_of(&open_stored(path, access)?, None),
     }
+}
+
+/// Opens the image in Sterna's own format at `path`, of whatever VMM; none if the file has another format.
+///
+/// # Errors
+/// [`ImageError::Io`], [`ImageError::Store`], also for a key and a file of another format.
+pub fn open_frames(path: &Path, access: &Access) -> Result<Option<Arc<StoredImage>>, ImageError> {
+    if let Place::File(path) = Place::parse(path)? {
+        let (name, source) = (path.display().to_string(), open_file(&path)?);
+        let mut magic = [0; 8];
+        let count = source.read_at(0, &mut magic).map_err(|error| ImageError::io(&name, "read", error))?;
+        if !StoredImage::is_magic(&magic[..count]) {
+            return access.check_plain(&name).map(|()| None);
+        }
+        return Ok(Some(framed::stored(&source, &name, access)?));
+    }
+    Ok(Some(open_stored(path, access)?))
 }
 
 /// Opens an image in Sterna's own format with its bases, in a file or in a store.

@@ -31,7 +31,15 @@ impl Preview {
     /// # Errors
     /// [`ImageError`]: the file is not an image, or its head breaks a rule.
     pub fn open(path: &Path) -> Result<Preview, ImageError> {
-        let source = open_with(path, &Access::default())?;
+        Self::open_with(path, &Access::default())
+    }
+
+    /// Like [`open`](Self::open), with the key of an encrypted image, or with the places of a layer's bases.
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn open_with(path: &Path, access: &Access) -> Result<Preview, ImageError> {
+        let source = open_with(path, access)?;
         let begun = Begun::of_source(&source, &path.display().to_string(), None)?;
         Ok(Preview {
             format: if source.stored().is_some() { Format::Sterna } else { begun.format },

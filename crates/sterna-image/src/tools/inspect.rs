@@ -15,6 +15,9 @@ use crate::model::LibvirtHeader;
 use crate::read::Image;
 use crate::read::framed::STREAM;
 
+/// Bytes of a page.
+const PAGE_BYTES: u64 = 4096;
+
 /// The description of an image, as `sterna inspect` reports it.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
@@ -109,6 +112,10 @@ pub struct FramesPart {
     /// Digest of the base; none for a complete image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
+    /// Ranges of pages in the recorded working set; 0 if none was recorded.
+    pub working_set_ranges: usize,
+    /// Bytes of these ranges.
+    pub working_set_bytes: u64,
     /// Whether the image can write the stream again that it was made from, byte for byte.
     pub has_stream: bool,
 }
@@ -241,6 +248,8 @@ fn frames(stored: &StoredImage) -> FramesPart {
         made: stored.made(),
         layers: stored.layers(),
         base: stored.named_base().map(|(digest, _)| digest.to_string()),
+        working_set_ranges: stored.working_set().len(),
+        working_set_bytes: stored.working_set().iter().map(|range| u64::from(range.count) * PAGE_BYTES).sum(),
         has_stream: stored.files().iter().any(|file| file.name == STREAM),
     }
 }

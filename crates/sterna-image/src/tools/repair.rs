@@ -28,8 +28,8 @@ use super::finding::Severity;
 use super::verify::{self, VerifyOptions};
 use crate::ImageError;
 use crate::read::half_repaired::{self, WithMagic};
-use crate::read::open::open_file;
-use crate::read::{Image, MappedBlock};
+use crate::read::open::{open_file, open_frames};
+use crate::read::{Access, Image, MappedBlock};
 
 /// The target of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +59,33 @@ pub struct Repaired {
 /// # Errors
 /// [`ImageError::Request`] if the image is not a background snapshot, or has other damage. Then nothing is written.
 pub fn repair(image: &Path, to: &RepairTo, options: &VerifyOptions) -> Result<Repaired, ImageError> {
+    repair_with(image, to, options, &Access::default())
+}
+
+/// Like [`repair`], with the key of an encrypted image, or with the places of a layer's bases.
+///
+/// An image in Sterna's own format is only checked: a background snapshot never becomes one, so that nothing in it can be
+/// repaired.
+///
+/// # Errors
+/// The errors of [`repair`].
+pub fn repair_with(
+    image: &Path,
+    to: &RepairTo,
+    options: &VerifyOptions,
+    access: &Access,
+) -> Result<Repaired, ImageError> {
+    if open_frames(image, access)?.is_some() {
+        let verdict = verify::verify_with(image, options, access)?;
+        let name = image.display();
+        let errors = verdict.findings.iter().filter(|finding| finding.severity == Severity::Error);
+        return Err(ImageError::Request(match errors.map(ToString::to_string).next() {
+            None => format!("{name} is sound: nothing to repair"),
+            Some(error) => format!(
+                "{name} cannot be repaired, because the content of its damaged frames is nowhere else: {error}; take another copy"
+            ),
+        }));
+    }
     let (opened, bitmaps, repaired) = examine(image, options)?;
     match to {
         RepairTo::Itself => write_into(&opened, &bitmaps)?,

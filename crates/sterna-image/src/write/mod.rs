@@ -13,6 +13,7 @@ mod mapped_file;
 mod mapped_lane;
 mod sink;
 pub(crate) mod view;
+pub(crate) mod working_set;
 
 pub use legacy::LegacyWriter;
 pub(crate) use legacy::failed;

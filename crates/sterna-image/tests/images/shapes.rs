@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::common::{Ram, content, give, legacy, machine, open, section};
 use sterna_image::convert::{ConvertOptions, Input, Output, convert};
-use sterna_image::{Form, Image, LegacyWriter, MappedOptions, MappedWriter, PageVisitor, Shape};
+use sterna_image::{Access, Form, Image, LegacyWriter, MappedOptions, MappedWriter, PageVisitor, Shape};
 use sterna_wire::main::{encode_footer, encode_section_part};
 use sterna_wire::ram::RamRecordWriter;
 use sterna_wire::{PAGE_SIZE, xbzrle};
@@ -348,7 +348,7 @@ fn index_of_a_stream_leads_to_the_last_record_of_each_page() {
     let bytes = writer.finish(&shape).unwrap();
     std::fs::write(&path, &bytes).unwrap();
 
-    let image = Image::open_indexed(&path).unwrap();
+    let image = Image::open_indexed(&path, &Access::default()).unwrap();
 
     let places = image.places().unwrap();
     let offset = |block, page| places.offset(block, page).map(|at| &bytes[at as usize..][..PAGE_SIZE]);

@@ -31,6 +31,8 @@ pub struct ImageOptions {
     pub spool: Option<PathBuf>,
     /// Serve an image with a damaged device state or description, too.
     pub force_damaged: bool,
+    /// The key of an encrypted image, and the bases of a layer.
+    pub opening: sterna_image::Access,
 }
 
 impl ImageOptions {
@@ -40,7 +42,13 @@ impl ImageOptions {
 
 impl Default for ImageOptions {
     fn default() -> Self {
-        Self { direct: Direct::Off, cache_limit_bytes: 64 << 20, spool: None, force_damaged: false }
+        Self {
+            direct: Direct::Off,
+            cache_limit_bytes: 64 << 20,
+            spool: None,
+            force_damaged: false,
+            opening: sterna_image::Access::default(),
+        }
     }
 }
 
@@ -63,8 +71,9 @@ impl ServedImage {
     /// [`StartError::DamagedImage`] for a damaged one; [`StartError::System`] if the system refused a request.
     pub fn open(path: &Path, options: &ImageOptions) -> Result<Self, StartError> {
         let ImageOptions { direct, force_damaged, .. } = *options;
+        let spool = options.spool.as_deref();
         let store =
-            ImageStore::open(path, direct, options.spool.as_deref(), force_damaged).map_err(of_image)?;
+            ImageStore::open(path, &options.opening, direct, spool, force_damaged).map_err(of_image)?;
         let shape = check(&store)?;
         let cache = Arc::new(
             ChunkCache::new(Arc::new(store), options.cache_limit_bytes).map_err(StartError::system)?,

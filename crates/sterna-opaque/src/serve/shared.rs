@@ -70,7 +70,8 @@ impl Shared {
         let shape = image.shape();
         let pages: Vec<u64> =
             (0..shape.ram.blocks.len()).map(|block| image.cache().store().held(block).pages()).collect();
-        let order = PageOrder::new(&pages, image.cache().store().sequence());
+        let mut order = PageOrder::new(&pages, image.cache().store().sequence());
+        order.begin_with(image.cache().store().working_set());
         let statistics = ServeStatistics::of(pages.iter().sum());
         let connection = Connection::new(shape);
         let state = State { order, connection, statistics, is_stopped: false };

@@ -5,7 +5,7 @@ use std::path::Path;
 use sterna::error::MigrationError;
 use sterna::internals::PageRun;
 use sterna_image::tools::verify::refuse_damage;
-use sterna_image::{Form, Image, ImageError, Shape};
+use sterna_image::{Access as Opening, Form, Image, ImageError, PageRange, Shape};
 use sterna_ram::{PageBitmap, RamSlice};
 use sterna_transport::{Direct, OpenOptions, PageFile};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE};
@@ -41,11 +41,12 @@ impl ImageStore {
     /// The image's error; [`ImageError::Damaged`] for a damaged image unless `force_damaged`.
     pub(crate) fn open(
         path: &Path,
+        opening: &Opening,
         direct: Direct,
         spool: Option<&Path>,
         force_damaged: bool,
     ) -> Result<Self, ImageError> {
-        let mut image = Image::open_indexed(path)?;
+        let mut image = Image::open_indexed(path, opening)?;
         if !force_damaged {
             refuse_damage(&image)?;
         }
@@ -101,6 +102,17 @@ impl ImageStore {
             blocks.sort_by_key(|block| mapped.blocks()[*block].pages_offset);
         }
         blocks
+    }
+
+    /// The pages that the image names as those that a guest touches first.
+    pub(crate) fn working_set(&self) -> Vec<PageRun> {
+        let stored = self.image.stored().map(|stored| stored.working_set()).unwrap_or_default();
+        let run = |range: &PageRange| PageRun {
+            block: range.block as usize,
+            first: range.first,
+            count: range.count.into(),
+        };
+        stored.iter().map(run).collect()
     }
 
     /// Reads the pages of `run` that the file contains to their places in `to`. The others are left unchanged.

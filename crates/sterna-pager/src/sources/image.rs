@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use sterna_image::tools::verify::refuse_damage;
-use sterna_image::{Image, MappedPages, PagePlaces};
+use sterna_image::{Access, Image, MappedPages, PagePlaces};
 
 use super::cached_file::{CachedFile, FRAME_BYTES};
 use crate::source::{PAGE_BYTES, PageSource, SourceError};
@@ -29,10 +29,12 @@ impl ImageMemory {
     /// Opens the image at `path`. A compressed image, or one with pages as differences, is unpacked into a file
     /// without a name in `spool`, or in the image's directory.
     ///
+    /// An image in Sterna's own format is a [`StoredMemory`](crate::StoredMemory) instead.
+    ///
     /// # Errors
     /// [`SourceError::Image`]; [`SourceError::Skipped`] if the image lacks a block's pages.
     pub fn open(path: &Path, spool: Option<&Path>) -> Result<Self, SourceError> {
-        let mut image = Image::open_indexed(path)?;
+        let mut image = Image::open_indexed(path, &Access::default())?;
         refuse_damage(&image)?;
         let name = image.path_name().to_owned();
         if image.mapped().is_none() && image.places().is_none() {

@@ -1,10 +1,12 @@
 //! The memory in an image of Sterna's own format: frames that are read, checked and decompressed when they are needed.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use sterna_store::StoredImage;
+use sterna_store::{PageRange, StoredImage};
 
 use crate::source::{PAGE_BYTES, PageSource, SourceError};
+use crate::working_set::WorkingSet;
 
 /// An image of Sterna's format. The memory is its RAM blocks in their order.
 ///
@@ -31,6 +33,25 @@ impl StoredMemory {
             return Err(SourceError::Length { name: image.name().to_owned(), bytes });
         }
         Ok(Self { image, starts, bytes })
+    }
+
+    /// The image.
+    pub fn image(&self) -> &Arc<StoredImage> {
+        &self.image
+    }
+
+    /// A recorded working set as pages of the image's blocks.
+    pub fn ranges(&self, set: &WorkingSet) -> Vec<PageRange> {
+        let mut ranges = Vec::new();
+        for (offset, bytes) in &set.runs {
+            let done = self.parts(*offset, *bytes, |block, at, bytes| {
+                let (first, end) = (at / PAGE_BYTES, (at + bytes).div_ceil(PAGE_BYTES));
+                ranges.push(PageRange { block: block as u32, count: (end - first) as u32, first });
+                Ok::<(), Infallible>(())
+            });
+            let Ok(()) = done;
+        }
+        ranges
     }
 
     /// Calls `each` with the block, the offset in the block, and the length of each part of these bytes.
@@ -85,5 +106,18 @@ impl PageSource for StoredMemory {
             done += bytes as usize;
             Ok(self.image.read(block, at, part)?)
         })
+    }
+
+    fn working_set(&self) -> Option<WorkingSet> {
+        let ranges = self.image.working_set();
+        let run = |range: &PageRange| {
+            let block = range.block as usize;
+            // The last page of a block may be incomplete.
+            let length = self.image.blocks()[block].length_bytes;
+            let start = range.first * PAGE_BYTES;
+            (self.starts[block] + start, (u64::from(range.count) * PAGE_BYTES).min(length - start))
+        };
+        let runs = ranges.iter().map(run).collect();
+        (!ranges.is_empty()).then_some(WorkingSet { memory_bytes: self.bytes, runs })
     }
 }

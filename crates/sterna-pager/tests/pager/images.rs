@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sterna_image::convert::{ConvertOptions, Input, Output, convert};
 use sterna_image::{BlockShape, Format, MappedOptions, MappedWriter, PageVisitor, Shape};
-use sterna_pager::{FillRate, ImageMemory, PageSource, PagerOptions, SourceError, StoredMemory};
-use sterna_store::StoredImage;
+use sterna_pager::{FillRate, ImageMemory, PageSource, PagerOptions, SourceError, StoredMemory, WorkingSet};
+use sterna_store::{StoredImage, put_working_set};
 
 use crate::common::{MIB, World, served, until};
 
@@ -97,6 +97,33 @@ fn guest_of_a_compressed_image_is_served_frame_by_frame() {
     let Some(mut guest) = served(name, &[4 * MIB], &world.socket()) else { return };
     assert_eq!(guest.sum(0, 4 * MIB), Ok(world.sum(0, 4 * MIB)));
     until(&pager, "the release", |guests| guests[0].is_over());
+}
+
+/// What the image names as its working set is filled before the rest, without an option.
+#[test]
+fn working_set_in_the_image_is_filled_first() {
+    let name = "working_set_in_the_image_is_filled_first";
+    let world = World::new(32 * MIB);
+    let (mapped, path) = (image(&world, MIB), world.path("sterna"));
+    let options = ConvertOptions { target: Some(Format::Sterna), ..ConvertOptions::default() };
+    convert(Input::File(mapped), Output::File(path.clone()), &options).unwrap();
+    let open = || StoredMemory::new(StoredImage::open(&path, None).unwrap()).unwrap();
+    let touched = WorkingSet { memory_bytes: 32 * MIB, runs: vec![(20 * MIB, MIB), (MIB - 4096, 8192)] };
+    let ranges = open().ranges(&touched);
+    assert_eq!(ranges.len(), 3, "the last run is in two blocks");
+    put_working_set(&path, None, open().image().digest(), &ranges).unwrap();
+
+    // So slow that the test can see which pages come first.
+    let options = PagerOptions { fill: FillRate::BytesPerSecond(2 << 20), ..PagerOptions::default() };
+    let pager = world.pager_of(Arc::new(open()), options);
+    let Some(mut guest) = served(name, &[32 * MIB], &world.socket()) else { return };
+    let pages = (MIB + (128 << 10)) / 4096;
+    until(&pager, "the first fill", |guests| {
+        guests.first().is_some_and(|guest| guest.total_pages - guest.missing_pages >= pages)
+    });
+    assert_eq!(guest.sum(20 * MIB, MIB), Ok(world.sum(20 * MIB, MIB)));
+    assert_eq!(guest.sum(MIB - 4096, 8192), Ok(world.sum(MIB - 4096, 8192)));
+    assert_eq!(pager.guests()[0].faults, 0);
 }
 
 #[test]

@@ -4,8 +4,11 @@ use std::collections::HashSet;
 
 use super::bytes::{Fields, Rule, put_text};
 use super::limits::PAGE_BYTES;
+use super::sections::{OPTIONAL, Sections, put as section, put_optional};
 use super::tables::{ExtentTable, NO_FRAME};
+use super::working_set::{self, PageRange};
 use crate::digest::Digest;
+use crate::key::Crypt;
 
 /// Bytes of a frame's entry.
 pub(crate) const FRAME_BYTES: usize = 48;
@@ -19,8 +22,7 @@ const BASE: u32 = 2;
 const PACKS: u32 = 3;
 const FRAMES: u32 = 4;
 const EXTENTS: u32 = 5;
-/// A reader ignores a section with this bit that it does not know.
-const OPTIONAL: u32 = 1 << 31;
+const WORKING_SET: u32 = OPTIONAL | 1;
 
 /// A block of RAM, or the bytes of the image's files that are not pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +87,8 @@ pub(crate) struct Index {
     pub(crate) packs: Vec<[u8; 16]>,
     pub(crate) frames: Vec<FrameEntry>,
     pub(crate) extents: Vec<ExtentTable>,
+    /// Pages that guests touch first, in the order of the touches.
+    pub(crate) working_set: Vec<PageRange>,
 }
 
 impl Index {
@@ -98,6 +102,7 @@ impl Index {
         self.base.is_some() && block + 1 < self.blocks.len()
     }
 
+    /// The sections that the image's digest covers.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         section(&mut out, META, &self.meta());
@@ -124,6 +129,15 @@ impl Index {
         out
     }
 
+    /// The optional sections of the image with this digest, which follow the others.
+    pub(crate) fn encode_optional(&self, crypt: &Crypt, digest: Digest) -> Vec<u8> {
+        let mut out = Vec::new();
+        if !self.working_set.is_empty() {
+            put_optional(&mut out, crypt, digest, WORKING_SET, &working_set::encode(&self.working_set));
+        }
+        out
+    }
+
     fn meta(&self) -> Vec<u8> {
         let mut out = Vec::new();
         put_text(&mut out, &self.kind);
@@ -145,9 +159,8 @@ impl Index {
         out
     }
 
-    /// Decodes an index for extents of `extent_bytes`, and checks everything that needs no frame.
-    pub(crate) fn decode(bytes: &[u8], extent_bytes: u32) -> Result<Self, Rule> {
-        let mut sections = Fields::new(bytes, "the index");
+    /// Decodes an index for extents of `extent_bytes`, and checks everything that needs no frame and no seal.
+    pub(crate) fn decode(sections: &Sections<'_>, extent_bytes: u32) -> Result<Self, Rule> {
         let mut index = Self {
             kind: String::new(),
             name: String::new(),
@@ -158,16 +171,11 @@ impl Index {
             packs: Vec::new(),
             frames: Vec::new(),
             extents: Vec::new(),
+            working_set: Vec::new(),
         };
-        let mut seen = HashSet::new();
-        let mut tables: &[u8] = &[];
-        while !sections.is_empty() {
-            let (kind, length) = (sections.u32()?, sections.u64()?);
-            let length = usize::try_from(length).unwrap_or(usize::MAX);
-            let body = sections.bytes(length)?;
-            if !seen.insert(kind) {
-                return Err((format!("section {kind} occurs twice"), "§4"));
-            }
+        let (mut tables, mut touched): (&[u8], &[u8]) = (&[], &[]);
+        for section in sections.iter() {
+            let (kind, body) = (section.kind, section.body());
             match kind {
                 META => index.decode_meta(body)?,
                 BASE => {
@@ -178,15 +186,20 @@ impl Index {
                 PACKS => index.packs = packs(body)?,
                 FRAMES => index.frames = frames(body)?,
                 EXTENTS => tables = body,
-                _ if kind & OPTIONAL != 0 => {}
+                WORKING_SET => touched = body,
+                _ if section.is_optional() => {}
                 _ => return Err((format!("section {kind} is not known: it needs a later Sterna"), "§4")),
             }
         }
-        if !seen.contains(&META) || !seen.contains(&FRAMES) || !seen.contains(&EXTENTS) {
+        let has = |kind| sections.iter().any(|section| section.kind == kind);
+        if !has(META) || !has(FRAMES) || !has(EXTENTS) {
             return Err(("a section that every image has is missing".to_owned(), "§4"));
         }
         index.decode_tables(tables, extent_bytes)?;
         index.check(extent_bytes)?;
+        let ram = &index.blocks[..index.blocks.len() - 1];
+        let pages: Vec<u64> = ram.iter().map(Block::pages).collect();
+        index.working_set = working_set::decode(touched, &pages)?;
         Ok(index)
     }
 
@@ -288,12 +301,6 @@ impl Index {
             None => Ok(()),
         }
     }
-}
-
-fn section(out: &mut Vec<u8>, kind: u32, body: &[u8]) {
-    out.extend_from_slice(&kind.to_le_bytes());
-    out.extend_from_slice(&(body.len() as u64).to_le_bytes());
-    out.extend_from_slice(body);
 }
 
 fn packs(body: &[u8]) -> Result<Vec<[u8; 16]>, Rule> {

@@ -4,7 +4,9 @@ pub(crate) mod bytes;
 pub(crate) mod header;
 pub(crate) mod index;
 mod limits;
+pub(crate) mod sections;
 mod tables;
+pub(crate) mod working_set;
 
 pub(crate) use bytes::Rule;
 pub(crate) use header::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, features};
@@ -12,4 +14,6 @@ pub use index::{Block, StoredFile};
 pub(crate) use index::{FRAME_BYTES, FrameEntry, Index};
 pub(crate) use limits::INDEX_MOST;
 pub use limits::{EXTENT_LEAST, EXTENT_MOST, PAGE_BYTES};
+pub(crate) use sections::Sections;
 pub(crate) use tables::{Extent, ExtentTable};
+pub use working_set::PageRange;

@@ -36,7 +36,7 @@ pub trait Bases {
     }
 }
 
-/// Bases are files: those that the caller names, or in the directory of the layer.
+/// Bases are files: those that the caller names, in directories that the caller names, or in the directory of the layer.
 #[derive(Debug, Clone, Default)]
 pub struct FileBases {
     directory: Option<PathBuf>,
@@ -49,7 +49,7 @@ impl FileBases {
         Self { directory: path.parent().map(Path::to_owned), named: Vec::new() }
     }
 
-    /// Also takes the file at `path`, for whichever layer it fits.
+    /// Also takes the file at `path`, or the files of the directory at `path`, for whichever layer they fit.
     #[must_use]
     pub fn and(mut self, path: &Path) -> Self {
         self.named.push(path.to_owned());
@@ -60,9 +60,10 @@ impl FileBases {
 impl Bases for FileBases {
     fn find(&self, digest: &Digest, hint: &str) -> Result<Option<Arc<dyn Blob>>, StoreError> {
         for path in &self.named {
-            let blob = Arc::new(FileBlob::open(path)?);
-            if footer_digest(&*blob)? == Some(*digest) {
-                return Ok(Some(blob));
+            let found =
+                if path.is_dir() { in_directory(path, digest, hint)? } else { fitting(path, digest)? };
+            if found.is_some() {
+                return Ok(found);
             }
         }
         let Some(directory) = self.directory.as_ref().filter(|_| is_plain(hint)) else { return Ok(None) };
@@ -72,6 +73,24 @@ impl Bases for FileBases {
             Err(error) => Err(error),
         }
     }
+}
+
+/// The file of a directory that is the image with `digest`. The file with the layer's hint is looked at first.
+fn in_directory(directory: &Path, digest: &Digest, hint: &str) -> Result<Option<Arc<dyn Blob>>, StoreError> {
+    let failed = |error| StoreError::io(&directory.display().to_string(), "readdir", error);
+    let mut paths = vec![directory.join(hint)];
+    for entry in directory.read_dir().map_err(failed)? {
+        paths.push(entry.map_err(failed)?.path());
+    }
+    // Other entries of the directory need not be files, or readable.
+    let blobs = paths.iter().filter(|path| path.is_file()).map(|path| fitting(path, digest));
+    Ok(blobs.filter_map(Result::ok).flatten().next())
+}
+
+/// The file at `path`, if its footer names `digest`.
+fn fitting(path: &Path, digest: &Digest) -> Result<Option<Arc<dyn Blob>>, StoreError> {
+    let blob = Arc::new(FileBlob::open(path)?);
+    Ok((footer_digest(&*blob)? == Some(*digest)).then_some(blob as Arc<dyn Blob>))
 }
 
 /// No base is found: for images that are complete.
@@ -154,6 +173,29 @@ pub(crate) fn link(
     }
     // The chain has at least the image itself.
     below.ok_or_else(|| StoreError::Request(format!("{name} has no layer")))
+}
+
+impl StoredImage {
+    /// Refuses a file at `path` that is this image or one of its bases, because a layer over this image would replace it.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`]; [`StoreError::Io`].
+    pub fn check_kept(&self, path: &Path) -> Result<(), StoreError> {
+        let digest = match FileBlob::open(path) {
+            Ok(blob) => footer_digest(&blob)?,
+            Err(StoreError::Missing { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let mut chain = std::iter::successors(Some(self), |image| image.base.as_deref());
+        match chain.find(|image| Some(image.digest) == digest) {
+            Some(_) => Err(StoreError::Request(format!(
+                "{} would be replaced by a layer that needs it, over {}: choose another output, or another base",
+                path.display(),
+                self.name()
+            ))),
+            None => Ok(()),
+        }
+    }
 }
 
 /// A hint names a file in the layer's directory. A layer must not lead to another directory.

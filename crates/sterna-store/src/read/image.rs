@@ -8,7 +8,7 @@ use super::source::FrameSource;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::key::Crypt;
-use crate::layout::{Block, ExtentTable, Header, Index, PAGE_BYTES, StoredFile, features};
+use crate::layout::{Block, ExtentTable, Header, Index, PAGE_BYTES, PageRange, StoredFile, features};
 
 /// An open image with its bases. Several threads may read.
 pub struct StoredImage {
@@ -16,6 +16,8 @@ pub struct StoredImage {
     pub(super) header: Header,
     pub(super) digest: Digest,
     pub(super) index: Index,
+    /// Offset of the index in the blob.
+    pub(super) index_offset: u64,
     pub(super) crypt: Crypt,
     pub(super) base: Option<Arc<StoredImage>>,
     pub(super) cache: FrameCache,
@@ -113,6 +115,14 @@ impl StoredImage {
         tables.iter().map(ExtentTable::held_pages).sum()
     }
 
+    /// The pages that guests touched first when the image was served to them, in the order of the touches.
+    ///
+    /// They are those of the nearest layer with a record. Empty if none was recorded.
+    pub fn working_set(&self) -> &[PageRange] {
+        let layers = std::iter::successors(Some(self), |image| image.base.as_deref());
+        layers.map(|image| &image.index.working_set[..]).find(|ranges| !ranges.is_empty()).unwrap_or_default()
+    }
+
     /// Length of the blob in bytes; in a store, of the index object.
     pub fn stored_bytes(&self) -> u64 {
         self.source.len_bytes()
@@ -189,6 +199,10 @@ impl StoredImage {
 
     pub(crate) fn is_packed(&self) -> bool {
         self.header.incompatible & features::PACKS != 0
+    }
+
+    pub(crate) fn into_parts(self) -> (Header, Crypt, Index, u64) {
+        (self.header, self.crypt, self.index, self.index_offset)
     }
 
     pub(crate) fn with_source(mut self, source: Box<dyn FrameSource>) -> Self {

@@ -12,7 +12,7 @@ use crate::frame;
 use crate::key::{Crypt, Key};
 use crate::layout::header::{HeaderError, MAGIC};
 use crate::layout::{
-    FOOTER_BYTES, Footer, FrameEntry, HEADER_BYTES, Header, INDEX_MOST, Index, Rule, features,
+    FOOTER_BYTES, Footer, FrameEntry, HEADER_BYTES, Header, INDEX_MOST, Index, Rule, Sections, features,
 };
 
 /// Bytes of the end of a remote image that are read first, because they contain footer and index of a small image.
@@ -68,10 +68,13 @@ impl StoredImage {
         let encoded = header.encode();
         let text = crypt.unseal(stored, &encoded);
         let text = text.ok_or_else(|| broken(("it does not decrypt".to_owned(), "§8"), "the index"))?;
-        if crypt.digest(&[&encoded, &text]) != footer.digest {
+        let sections = Sections::split(&text).map_err(|rule| broken(rule, "the index"))?;
+        if sections.digest(&crypt, &encoded) != footer.digest {
             return Err(broken(("its digest is not the footer's".to_owned(), "§3"), "the index"));
         }
-        let index = Index::decode(&text, header.extent_bytes).map_err(|rule| broken(rule, "the index"))?;
+        sections.check_seals(&crypt, footer.digest).map_err(|rule| broken(rule, "the index"))?;
+        let index =
+            Index::decode(&sections, header.extent_bytes).map_err(|rule| broken(rule, "the index"))?;
         if (header.incompatible & features::LAYER != 0) != index.base.is_some() {
             return Err(broken(("header and index disagree about a base".to_owned(), "§9"), "the index"));
         }
@@ -80,7 +83,8 @@ impl StoredImage {
             .map_err(|rule| broken(rule, "the index"))?;
         let cache = FrameCache::new(header.extent_bytes as usize);
         let source = Box::new(PlainSource::new(blob));
-        Ok(Self { source, header, digest: footer.digest, index, crypt, base: None, cache })
+        let (digest, index_offset) = (footer.digest, footer.index_offset);
+        Ok(Self { source, header, digest, index, index_offset, crypt, base: None, cache })
     }
 }
 

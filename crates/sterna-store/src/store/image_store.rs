@@ -38,13 +38,13 @@ impl ImageStore {
     /// Removes a name. The image's frames stay until a garbage collection.
     ///
     /// # Errors
-    /// [`StoreError::Missing`] if the store has no such name.
+    /// [`StoreError::Missing`] or [`StoreError::Hidden`] if the store has no such name.
     pub fn remove(&self, name: &str) -> Result<(), StoreError> {
         check_name(name)?;
         let key = self.name_key(name);
         match self.objects.get(&key, NAME_OBJECT_MOST) {
             Ok(_) => self.objects.delete(&key),
-            Err(StoreError::Missing { .. }) => Err(StoreError::Missing { name: self.shown(name) }),
+            Err(StoreError::Missing { .. }) => Err(self.missing(name)),
             Err(error) => Err(error),
         }
     }

@@ -8,6 +8,7 @@ mod lease;
 mod open;
 mod packs;
 mod place;
+mod record;
 mod save;
 
 pub use collect::{Collected, StoreStat};

@@ -20,6 +20,8 @@ pub struct NamedImage {
     pub digest: Digest,
     /// Whether the image can be read with the store's key, or without one.
     pub is_readable: bool,
+    /// Why it cannot be read.
+    pub why: Option<String>,
 }
 
 impl ImageStore {
@@ -36,18 +38,19 @@ impl ImageStore {
                 digest => digest?,
             };
             let shown = key[NAMES.len()..].to_owned();
-            let (name, is_readable) = match self.open_one(&digest, &shown) {
-                Ok(image) if image.is_encrypted() => (image.index().name.clone(), true),
-                Ok(_) => (shown, true),
-                Err(
-                    StoreError::KeyNeeded { .. }
-                    | StoreError::WrongKey { .. }
-                    | StoreError::NotEncrypted { .. },
-                ) => (shown, false),
-                Err(StoreError::Missing { .. }) => (shown, false),
+            let (name, why) = match self.open_one(&digest, &shown) {
+                Ok(image) if image.is_encrypted() => (image.index().name.clone(), None),
+                Ok(_) => (shown, None),
+                Err(StoreError::KeyNeeded { .. } | StoreError::WrongKey { .. }) => (
+                    shown,
+                    Some("it is encrypted with another key: give the file of its key with --key".to_owned()),
+                ),
+                // One damaged image must not hide the others.
+                Err(error @ StoreError::Missing { .. }) => (shown, Some(error.to_string())),
+                Err(error) if error.is_image_at_fault() => (shown, Some(error.to_string())),
                 Err(error) => return Err(error),
             };
-            named.push(NamedImage { name, digest, is_readable });
+            named.push(NamedImage { name, digest, is_readable: why.is_none(), why });
         }
         Ok(named)
     }
@@ -55,14 +58,28 @@ impl ImageStore {
     /// Opens the image `name` with its bases, which are in the same store.
     ///
     /// # Errors
-    /// [`StoreError::Missing`] if the store has no such name; the errors of images.
+    /// [`StoreError::Missing`] or [`StoreError::Hidden`] if the store has no such name; the errors of images.
     pub fn image(&self, name: &str) -> Result<Arc<StoredImage>, StoreError> {
         check_name(name)?;
         let digest = self.digest_at(&self.name_key(name)).map_err(|error| match error {
-            StoreError::Missing { .. } => StoreError::Missing { name: self.shown(name) },
+            StoreError::Missing { .. } => self.missing(name),
             error => error,
         })?;
         link(self.open_one(&digest, name)?, self.key.as_ref(), self)
+    }
+
+    /// The error for a name that the store lacks, or that is encrypted with another key.
+    pub(super) fn missing(&self, name: &str) -> StoreError {
+        let (shown, has_key) = (self.shown(name), self.key.is_some());
+        if has_key && self.digest_at(&format!("{NAMES}{name}")).is_ok() {
+            return StoreError::NotEncrypted { name: shown };
+        }
+        // An error of the list is not the reason why the name is missing.
+        let hidden = self.list().unwrap_or_default().iter().filter(|named| !named.is_readable).count();
+        match hidden {
+            0 => StoreError::Missing { name: shown },
+            hidden => StoreError::Hidden { name: shown, has_key, hidden },
+        }
     }
 
     /// Opens an image of the store without its base.

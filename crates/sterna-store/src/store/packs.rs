@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
@@ -15,7 +16,7 @@ use crate::objects::Condition;
 use crate::read::FrameSource;
 use crate::write::FrameSink;
 
-/// Bytes after which a pack is written. It is in memory until then.
+/// Bytes after which a pack is written. It is in memory until then, and the next one is filled meanwhile.
 const PACK_BYTES: usize = 32 << 20;
 
 /// Reads frames of a store's image.
@@ -71,8 +72,17 @@ struct Packs {
     ids: Vec<[u8; 16]>,
     /// The pack that is being filled, and its number.
     filling: Option<(u32, Vec<u8>)>,
+    /// The pack that a thread writes.
+    writing: Option<Writing>,
     /// Bytes of all frames that were new.
     bytes: u64,
+}
+
+/// A pack on its way into the store.
+struct Writing {
+    number: u32,
+    bytes: Arc<Vec<u8>>,
+    thread: JoinHandle<Result<(), StoreError>>,
 }
 
 impl PackSink {
@@ -83,17 +93,22 @@ impl PackSink {
         known: Vec<[u8; 16]>,
         replace: bool,
     ) -> Self {
-        let state = Mutex::new(Packs { ids: known, filling: None, bytes: 0 });
+        let state = Mutex::new(Packs { ids: known, filling: None, writing: None, bytes: 0 });
         let name_key = store.name_key(name);
         Self { store: store.clone(), name: store.shown(name), name_key, lease, replace, state }
     }
 
-    /// Writes the pack that is being filled.
+    /// Begins to write the pack that is being filled, after the pack before it.
     fn write(&self, packs: &mut Packs) -> Result<(), StoreError> {
+        packs.wait()?;
         let Some((number, bytes)) = packs.filling.take() else { return Ok(()) };
         self.lease.renew()?;
-        let key = pack_key(&packs.ids[number as usize]);
-        self.store.objects.put(&key, &bytes, Condition::IfAbsent)?;
+        let (bytes, objects) = (Arc::new(bytes), Arc::clone(&self.store.objects));
+        let (theirs, key) = (Arc::clone(&bytes), pack_key(&packs.ids[number as usize]));
+        let put = move || objects.put(&key, &theirs, Condition::IfAbsent).map(|_| ());
+        let thread = std::thread::Builder::new().name("pack".into()).spawn(put);
+        let thread = thread.map_err(|error| StoreError::io(&self.name, "clone", error))?;
+        packs.writing = Some(Writing { number, bytes, thread });
         Ok(())
     }
 
@@ -105,6 +120,21 @@ impl PackSink {
             return objects.put(&self.name_key, line.as_bytes(), Condition::IfAbsent).map(|_| ());
         }
         objects.put(&self.name_key, line.as_bytes(), Condition::Always).map(|_| ())
+    }
+}
+
+impl Packs {
+    /// Waits for the pack that is being written.
+    fn wait(&mut self) -> Result<(), StoreError> {
+        let Some(writing) = self.writing.take() else { return Ok(()) };
+        writing.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for PackSink {
+    fn drop(&mut self) {
+        // The lease covers the pack until it is written. After an error it is garbage without a name.
+        let _ = self.state.get_mut().wait();
     }
 }
 
@@ -139,7 +169,10 @@ impl FrameSink for PackSink {
     fn read_back(&self, pack: u32, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
         let id = {
             let packs = self.state.lock();
-            if let Some((number, bytes)) = packs.filling.as_ref().filter(|(number, _)| *number == pack) {
+            let filling = packs.filling.as_ref().map(|(number, bytes)| (*number, bytes));
+            let writing = packs.writing.as_ref().map(|writing| (writing.number, &*writing.bytes));
+            let mut in_memory = [filling, writing].into_iter().flatten();
+            if let Some((number, bytes)) = in_memory.find(|(number, _)| *number == pack) {
                 let found = bytes.get(offset as usize..).and_then(|rest| rest.get(..to.len()));
                 let missing = || StoreError::Request(format!("pack {number} of {} ends early", self.name));
                 to.copy_from_slice(found.ok_or_else(missing)?);
@@ -153,6 +186,7 @@ impl FrameSink for PackSink {
     fn flush(&self) -> Result<Vec<[u8; 16]>, StoreError> {
         let mut packs = self.state.lock();
         self.write(&mut packs)?;
+        packs.wait()?;
         Ok(packs.ids.clone())
     }
 

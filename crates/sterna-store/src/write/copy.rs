@@ -54,7 +54,11 @@ impl StoredImage {
         }
         let mut bytes = vec![0; length as usize];
         self.read(last, 0, &mut bytes)?;
-        writer.state.lock().bytes = bytes;
+        {
+            let mut state = writer.state.lock();
+            state.bytes = bytes;
+            state.working_set = self.working_set().to_vec();
+        }
         writer.complete_with(self.files().to_vec())
     }
 

@@ -1,25 +1,33 @@
 //! Writes images: extents from several threads, then files and the index.
 
+mod backlog;
 mod copy;
+mod level;
+mod record;
 mod sink;
+mod tail;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
+use level::Chooser;
+pub use record::put_working_set;
+pub(crate) use record::with_working_set;
 pub use sink::publish;
 pub(crate) use sink::{FileSink, FrameSink, sync_directory};
+use tail::tail;
 
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::frame::{self, Packer};
+use crate::frame::{self, Packed, Packer};
 use crate::key::{Crypt, Key};
 use crate::layout::{
-    Block, EXTENT_LEAST, EXTENT_MOST, ExtentTable, FOOTER_BYTES, FRAME_BYTES, Footer, FrameEntry,
-    HEADER_BYTES, Header, INDEX_MOST, Index, PAGE_BYTES, StoredFile, features,
+    Block, EXTENT_LEAST, EXTENT_MOST, ExtentTable, FOOTER_BYTES, FRAME_BYTES, FrameEntry, HEADER_BYTES,
+    Header, INDEX_MOST, Index, PAGE_BYTES, PageRange, StoredFile, features,
 };
 use crate::read::StoredImage;
 use crate::recipe::{Piece, Recipe};
@@ -36,6 +44,9 @@ pub struct WriteOptions {
     pub extent_bytes: u32,
     /// zstd's level, 1 (default) to 22; 0 stores pages without compression.
     pub level: i32,
+    /// The level changes while the image is written, so that neither the disk nor the processors wait. It begins with
+    /// [`level`](Self::level).
+    pub adapts: bool,
     /// The key of an encrypted image.
     pub key: Option<Key>,
     /// What made the machine's files: `qemu` (default), `firecracker`, `cloud-hypervisor`, `sterna`.
@@ -49,7 +60,8 @@ pub struct WriteOptions {
 impl Default for WriteOptions {
     fn default() -> Self {
         let kind = "qemu".to_owned();
-        Self { extent_bytes: EXTENT_LEAST, level: 1, key: None, kind, base: None, replace: false }
+        let (level, adapts) = (1, false);
+        Self { extent_bytes: EXTENT_LEAST, level, adapts, key: None, kind, base: None, replace: false }
     }
 }
 
@@ -68,6 +80,8 @@ pub struct Written {
     pub ram_pages: u64,
     /// Bytes of the index.
     pub index_bytes: u64,
+    /// zstd's level at the end; it differs from the requested one only if it changed while the image was written.
+    pub level: i32,
 }
 
 /// Writes an image. It is absent from its place until [`complete`](Self::complete).
@@ -81,6 +95,8 @@ pub struct ImageWriter {
     blocks: Vec<Block>,
     name: String,
     state: Mutex<State>,
+    /// Chooses the level, if it changes.
+    chooser: Option<Mutex<Chooser>>,
 }
 
 struct State {
@@ -90,16 +106,23 @@ struct State {
     extents: Vec<ExtentTable>,
     /// The bytes of files that are not pages yet.
     bytes: Vec<u8>,
+    working_set: Vec<PageRange>,
 }
 
 impl ImageWriter {
     /// Starts an image of RAM `blocks` in a file at `path`.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] if the file exists and may not be replaced; [`StoreError::Request`] for options without meaning;
-    /// [`StoreError::BaseUnlike`] if the base has other blocks.
+    /// [`StoreError::Conflict`] if the file exists and may not be replaced; [`StoreError::Request`] for options without meaning,
+    /// or if the layer would replace one of its own bases; [`StoreError::BaseUnlike`] if the base has other blocks.
     pub fn create(path: &Path, blocks: Vec<Block>, options: WriteOptions) -> Result<Self, StoreError> {
-        let sink = FileSink::create(path, options.replace, HEADER_BYTES as u64)?;
+        if let Some(base) = options.base.as_ref().filter(|_| options.replace) {
+            base.check_kept(path)?;
+        }
+        let mut sink = FileSink::create(path, options.replace, HEADER_BYTES as u64)?;
+        if options.adapts {
+            sink.bound_backlog()?;
+        }
         Self::with_sink(Box::new(sink), blocks, options, String::new(), 0)
     }
 
@@ -147,8 +170,15 @@ impl ImageWriter {
             ExtentTable::new(Index::extents_of(block, extent), extent, options.base.is_some())
         };
         let extents = blocks.iter().map(tables).collect();
-        let state = State { known: HashMap::new(), frames: Vec::new(), extents, bytes: Vec::new() };
-        Ok(Self { sink, header, crypt, options, blocks, name, state: Mutex::new(state) })
+        let state = State {
+            known: HashMap::new(),
+            frames: Vec::new(),
+            extents,
+            bytes: Vec::new(),
+            working_set: Vec::new(),
+        };
+        let chooser = options.adapts.then(|| Mutex::new(Chooser::new(options.level)));
+        Ok(Self { sink, header, crypt, options, blocks, name, state: Mutex::new(state), chooser })
     }
 
     /// Adds frames that are stored already, and that extents may name.
@@ -184,7 +214,8 @@ impl ImageWriter {
     pub fn lane(&self) -> Result<WriteLane<'_>, StoreError> {
         let packer = Packer::new(self.options.level);
         let packer = packer.map_err(|error| StoreError::io(self.sink.name(), "zstd", error))?;
-        Ok(WriteLane { writer: self, packer, held: Vec::new(), base: Vec::new() })
+        let times = Times::new(self.options.level);
+        Ok(WriteLane { writer: self, packer, held: Vec::new(), base: Vec::new(), times })
     }
 
     /// Fills `to` with the current content of an extent, zeros where no content was given.
@@ -254,6 +285,7 @@ impl ImageWriter {
         sort(&mut state);
         let packs = used_packs(&packs, &mut state.frames);
         let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let level = self.chooser.map_or(self.options.level, |chooser| chooser.into_inner().level());
         let base = self.options.base.as_ref().map(|base| (base.digest(), base.base_hint()));
         let ram = &state.extents[..state.extents.len() - 1];
         let ram_pages = ram.iter().map(ExtentTable::held_pages).sum();
@@ -268,15 +300,14 @@ impl ImageWriter {
             packs,
             frames: state.frames,
             extents: state.extents,
+            working_set: state.working_set,
         };
-        let (header, text) = (self.header.encode(), index.encode());
-        let digest = self.crypt.digest(&[&header, &text]);
-        let stored = self.crypt.seal(text, &header);
-        let footer = Footer { index_offset: self.sink.end(), index_bytes: stored.len() as u64, digest };
-        let tail = [&stored[..], &footer.encode()].concat();
+        let header = self.header.encode();
+        let (tail, digest) = tail(&index, &self.crypt, &header, self.sink.end());
         let bytes = self.sink.complete(&header, &tail)?;
         let index_bytes = (tail.len() - FOOTER_BYTES) as u64;
-        Ok(Written { bytes, digest, frames: index.frames.len() as u64, held_pages, ram_pages, index_bytes })
+        let frames = index.frames.len() as u64;
+        Ok(Written { bytes, digest, frames, held_pages, ram_pages, index_bytes, level })
     }
 
     /// Stores the block of bytes as the last block.
@@ -308,6 +339,24 @@ pub struct WriteLane<'a> {
     packer: Packer,
     held: Vec<u8>,
     base: Vec<u8>,
+    times: Times,
+}
+
+/// How long a thread worked and waited since its last frame.
+struct Times {
+    level: i32,
+    /// The end of the last frame.
+    since: Instant,
+    /// The end of the last call.
+    left: Instant,
+    waited: Duration,
+}
+
+impl Times {
+    fn new(level: i32) -> Self {
+        let now = Instant::now();
+        Self { level, since: now, left: now, waited: Duration::ZERO }
+    }
 }
 
 impl WriteLane<'_> {
@@ -322,6 +371,14 @@ impl WriteLane<'_> {
     /// # Panics
     /// If the content is not what the extent has.
     pub fn put(&mut self, block: usize, extent: u64, content: &[u8]) -> Result<(), StoreError> {
+        // Between two calls the thread waited for pages.
+        self.times.waited += self.times.left.elapsed();
+        let done = self.put_as(block, extent, content);
+        self.times.left = Instant::now();
+        done
+    }
+
+    fn put_as(&mut self, block: usize, extent: u64, content: &[u8]) -> Result<(), StoreError> {
         let writer = self.writer;
         let Some(base) = &writer.options.base else { return self.put_own(block, extent, content) };
         let pages = content.len() / PAGE_BYTES;
@@ -405,13 +462,39 @@ impl WriteLane<'_> {
             state.frames.push(entry);
             number
         };
-        let packed = self.packer.pack(&writer.crypt, digest, pages);
-        let packed = packed.map_err(|error| StoreError::io(writer.sink.name(), "zstd", error))?;
+        let failed = |error| StoreError::io(writer.sink.name(), "zstd", error);
+        self.adapt().map_err(failed)?;
+        let packed = self.packer.pack(&writer.crypt, digest, pages).map_err(failed)?;
+        let packed_at = Instant::now();
         let (pack, offset) = writer.sink.append(&packed.stored)?;
+        self.note(packed_at, &packed);
         let entry = &mut writer.state.lock().frames[number as usize];
         (entry.pack, entry.offset) = (pack, offset);
         (entry.stored_bytes, entry.is_raw) = (packed.stored.len() as u32, packed.is_raw);
         Ok(number)
+    }
+}
+
+impl WriteLane<'_> {
+    /// Takes the level that was chosen for the next frame.
+    fn adapt(&mut self) -> std::io::Result<()> {
+        let Some(chooser) = &self.writer.chooser else { return Ok(()) };
+        let level = chooser.lock().level();
+        if level != self.times.level {
+            self.packer.set_level(level)?;
+            self.times.level = level;
+        }
+        Ok(())
+    }
+
+    /// Notes the times of a frame that was compressed until `packed_at`, and is stored now.
+    fn note(&mut self, packed_at: Instant, packed: &Packed) {
+        let Some(chooser) = &self.writer.chooser else { return };
+        let now = Instant::now();
+        let waited = self.times.waited + (now - packed_at);
+        let worked = (now - self.times.since).saturating_sub(waited);
+        chooser.lock().note(worked, waited, packed.stored.len() as u64, packed.is_raw);
+        (self.times.since, self.times.waited) = (now, Duration::ZERO);
     }
 }
 

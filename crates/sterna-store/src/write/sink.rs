@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::backlog::Backlog;
 use crate::error::StoreError;
 
 /// Receives frames from several threads. What is in it becomes visible with the completion, and disappears without it.
@@ -38,6 +39,7 @@ pub(crate) struct FileSink {
     end: AtomicU64,
     replace: bool,
     is_complete: bool,
+    backlog: Option<Backlog>,
 }
 
 impl FileSink {
@@ -51,7 +53,36 @@ impl FileSink {
         let opened = OpenOptions::new().read(true).write(true).create_new(true).open(&temporary);
         let file = opened.map_err(|error| StoreError::io(&shown, "open", error))?;
         let end = AtomicU64::new(header_bytes);
-        Ok(Self { file, path: path.to_owned(), temporary, name, end, replace, is_complete: false })
+        let path = path.to_owned();
+        Ok(Self { file, path, temporary, name, end, replace, is_complete: false, backlog: None })
+    }
+
+    /// Takes the first `end` bytes of another image, and its rights.
+    pub(super) fn take(&self, from: &File, end: u64) -> Result<(), StoreError> {
+        use std::io::{Seek, SeekFrom};
+        use std::os::unix::fs::MetadataExt;
+        let metadata = from.metadata().map_err(|error| self.failed("fstat", error))?;
+        let mode = self.file.set_permissions(metadata.permissions());
+        mode.map_err(|error| self.failed("fchmod", error))?;
+        // Only root may give a file away. Without that right the file belongs to this user.
+        let _ = std::os::unix::fs::fchown(&self.file, Some(metadata.uid()), Some(metadata.gid()));
+        let (mut from, mut to) = (from, &self.file);
+        from.seek(SeekFrom::Start(0)).map_err(|error| self.failed("lseek", error))?;
+        // The kernel shares or copies the bytes, where the file system supports it.
+        let copied = io::copy(&mut io::Read::take(&mut from, end), &mut to);
+        match copied.map_err(|error| self.failed("copy_file_range", error))? {
+            copied if copied == end => {}
+            copied => return Err(StoreError::Torn { name: self.name.clone(), length_bytes: copied }),
+        }
+        self.end.store(end, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Makes writers wait while many bytes are before the disk.
+    pub(super) fn bound_backlog(&mut self) -> Result<(), StoreError> {
+        let started = Backlog::start(&self.file);
+        self.backlog = Some(started.map_err(|error| self.failed("clone", error))?);
+        Ok(())
     }
 
     fn failed(&self, call: &'static str, error: io::Error) -> StoreError {
@@ -77,6 +108,9 @@ impl FrameSink for FileSink {
     fn append(&self, stored: &[u8]) -> Result<(u32, u64), StoreError> {
         let offset = self.end.fetch_add(stored.len() as u64, Ordering::Relaxed);
         self.file.write_all_at(stored, offset).map_err(|error| self.failed("write", error))?;
+        if let Some(backlog) = &self.backlog {
+            backlog.wrote(stored.len() as u64).map_err(|error| self.failed("fdatasync", error))?;
+        }
         Ok((0, offset))
     }
 

@@ -5,3 +5,4 @@ mod damage;
 mod layers;
 mod round_trips;
 mod stores;
+mod working_set;

@@ -165,7 +165,8 @@ fn encrypted_image_of_a_store_shows_its_name_only_with_its_key() {
     assert_eq!(keyed.list().unwrap()[0].name, "secret");
     let seen = &plain.list().unwrap()[0];
     assert!(!seen.is_readable && !seen.name.contains("secret"), "{seen:?}");
-    assert!(matches!(plain.image("secret"), Err(StoreError::Missing { .. })));
+    assert!(matches!(plain.image("secret"), Err(StoreError::Hidden { has_key: false, hidden: 1, .. })));
+    assert!(matches!(plain.remove("secret"), Err(StoreError::Hidden { .. })));
     // Without the key the packs of the image are not known. Therefore nothing is removed.
     assert!(matches!(plain.collect(), Err(StoreError::KeyNeeded { .. })));
     assert_has(&keyed.image("secret").unwrap(), &ram);

@@ -6,13 +6,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sterna_drive::restore::launch::Launched;
 use sterna_drive::restore::lazy::{LazilyRestored, LazyFailure, LazyRequest, restore_lazily};
-use sterna_drive::restore::{Start, Subject};
+use sterna_drive::restore::{RestoreRequest, Subject};
 use sterna_drive::{DriveError, Vm};
 use sterna_opaque::serve::{GuestState, ImageOptions};
 use sterna_qmp::Endpoint;
 
 use super::{Arguments, place};
-use crate::commands::save::direct;
 use crate::commands::serve::{access_name, figures};
 use crate::exit::{Done, Status, Stop};
 use crate::monitor::unreachable;
@@ -21,10 +20,11 @@ use crate::units;
 use crate::watch::Watcher;
 
 /// Restores lazily, into the VM of the command line or into one that this command starts.
-pub fn restore(arguments: &Arguments, start: Start, watcher: &mut Watcher<'_>) -> Done {
-    let subject = Subject::examine(&arguments.image)?;
+pub fn restore(arguments: &Arguments, asked: &RestoreRequest, watcher: &mut Watcher<'_>) -> Done {
+    let subject = Subject::examine(&asked.path, &asked.access)?;
     let options = ImageOptions {
-        direct: direct(arguments.direct_io, arguments.no_direct_io),
+        direct: asked.direct,
+        opening: asked.access.clone(),
         // As with an ordinary restore, a damaged image is used with a warning. The VM refuses state that it
         // cannot load.
         force_damaged: true,
@@ -35,7 +35,7 @@ pub fn restore(arguments: &Arguments, start: Start, watcher: &mut Watcher<'_>) -
     let directory = place::directory()
         .map_err(|error| Stop::failed(format!("cannot create a directory for the VM's sockets: {error}")))?;
     let request = LazyRequest {
-        start,
+        start: asked.start,
         reconnect_window: Duration::from_secs(arguments.reconnect_window),
         directory: directory.path(),
     };

@@ -1,18 +1,16 @@
 //! `sterna serve IMAGE uffd:SOCKET`: answers the page faults of Firecracker's guests.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterna_image::ImageError;
+use sterna_image::{Access, ImageError, open_frames, store_working_set};
 use sterna_pager::{
     FillRate, GuestEnd, GuestStage, GuestStatistics, ImageMemory, PageSource, Pager, PagerError,
     PagerOptions, RawMemory, SocketPlan, SourceError, StoredMemory, WorkingSet,
 };
-
-use sterna_store::StoredImage;
 
 use crate::exit::{Done, Status, Stop};
 use crate::interrupts::Interrupts;
@@ -37,16 +35,27 @@ pub struct Paging {
     /// one while the host has an idle processor) [default: adaptive; with --record: off]
     #[arg(long, value_name = "RATE", value_parser = fill_rate)]
     pub fill_rate: Option<FillRate>,
-    /// Only with uffd:. Write the pages that guests touch to this file, in the order of the touches, when the command ends
-    #[arg(long, value_name = "FILE")]
-    pub record: Option<PathBuf>,
-    /// Only with uffd:. Fill the pages of this file first, which --record wrote
+    /// Only with uffd:. Write the pages that guests touch to this file, in the order of the touches, when the command ends.
+    /// Without a file they are stored in the image, if it is in Sterna's own format: later `serve` and lazy restores load
+    /// them first
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "", value_parser = record)]
+    pub record: Option<Record>,
+    /// Only with uffd:. Fill the pages of this file first, which --record wrote [default: those that the image contains]
     #[arg(long, value_name = "FILE")]
     pub working_set: Option<PathBuf>,
     /// Only with uffd:. IMAGE is a raw memory file, whatever it begins with. Give this option if guests are not trusted:
     /// a guest chooses the first bytes of its memory
     #[arg(long)]
     pub raw: bool,
+}
+
+/// Where touched pages are recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Record {
+    /// In the image that is served.
+    Image,
+    /// In a file.
+    File(PathBuf),
 }
 
 /// Which guests are served, and how.
@@ -56,6 +65,7 @@ pub struct Plan<'a> {
     pub guests: u32,
     pub cache_limit: u64,
     pub spool: Option<&'a Path>,
+    pub access: Access,
     pub paging: &'a Paging,
     pub json: bool,
     pub shown: Shown,
@@ -78,9 +88,15 @@ impl Paging {
 pub fn execute(plan: &Plan<'_>) -> Done {
     let interrupts = Interrupts::catch()?;
     let sockets = sockets(plan.address, plan.guests)?;
-    let source = open(plan)?;
+    let (source, frames) = open(plan)?;
     let working_set = plan.paging.working_set.as_deref().map(read_working_set).transpose()?;
-    let record = plan.paging.record.as_deref();
+    let record = plan.paging.record.as_ref();
+    if record == Some(&Record::Image) && frames.is_none() {
+        return Err(Stop::usage(format!(
+            "{} has no room for a working set: give --record a file, or convert the image to Sterna's own format",
+            plan.image.display()
+        )));
+    }
     let default = if record.is_some() { FillRate::Off } else { FillRate::Adaptive };
     let options = PagerOptions {
         cache_limit_bytes: plan.cache_limit,
@@ -105,8 +121,10 @@ pub fn execute(plan: &Plan<'_>) -> Done {
     let before = pager.guests();
     // Guests that lack pages are killed here.
     drop(pager);
-    if let (Some(path), Some(recorded)) = (record, recorded) {
-        write_working_set(path, &recorded)?;
+    match (record, recorded, frames) {
+        (Some(Record::File(path)), Some(recorded), _) => write_working_set(path, &recorded)?,
+        (Some(Record::Image), Some(recorded), Some(memory)) => store_recorded(plan, &memory, &recorded)?,
+        _ => {}
     }
     tell(plan, &before)?;
     if is_interrupted && lacking > 0 {
@@ -193,35 +211,28 @@ fn sockets(address: &str, guests: u32) -> Result<Vec<SocketPlan>, Stop> {
     Ok((0..guests).map(of).collect())
 }
 
+/// The memory, and the same again if it is in Sterna's own format.
+type Opened = (Arc<dyn PageSource>, Option<Arc<StoredMemory>>);
+
 /// Opens the image, or the raw memory file of a snapshot.
-fn open(plan: &Plan<'_>) -> Result<Arc<dyn PageSource>, Stop> {
+fn open(plan: &Plan<'_>) -> Result<Opened, Stop> {
     let unreadable = |error: SourceError| Stop::unreadable(error.to_string());
-    let raw = || RawMemory::open(plan.image).map(|memory| Arc::new(memory) as Arc<dyn PageSource>);
+    let raw = || RawMemory::open(plan.image).map(|memory| (Arc::new(memory) as Arc<dyn PageSource>, None));
     if plan.paging.raw {
         return raw().map_err(unreadable);
     }
-    if let Some(memory) = stored(plan.image)? {
-        return Ok(memory);
+    let frames =
+        open_frames(plan.image, &plan.access).map_err(|error| Stop::of_image(&error, &[plan.image]))?;
+    if let Some(image) = frames {
+        let memory = Arc::new(StoredMemory::new(image).map_err(unreadable)?);
+        return Ok((Arc::clone(&memory) as Arc<dyn PageSource>, Some(memory)));
     }
     match ImageMemory::open(plan.image, plan.spool) {
-        Ok(memory) => Ok(Arc::new(memory)),
+        Ok(memory) => Ok((Arc::new(memory), None)),
         // No image format: the file is the memory itself.
         Err(SourceError::Image(ImageError::Unknown { .. })) => raw().map_err(unreadable),
         Err(error) => Err(unreadable(error)),
     }
-}
-
-/// Opens an image in Sterna's format, whose frames are decompressed one by one. `None` for another file.
-fn stored(path: &Path) -> Result<Option<Arc<dyn PageSource>>, Stop> {
-    let mut first = [0; 8];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut first));
-    // Another reader reports a file that cannot be read.
-    if read.is_err() || !StoredImage::is_magic(&first) {
-        return Ok(None);
-    }
-    let unreadable = |error: SourceError| Stop::unreadable(error.to_string());
-    let image = StoredImage::open(path, None).map_err(|error| unreadable(error.into()))?;
-    Ok(Some(Arc::new(StoredMemory::new(image).map_err(unreadable)?)))
 }
 
 fn read_working_set(path: &Path) -> Result<WorkingSet, Stop> {
@@ -240,6 +251,23 @@ fn write_working_set(path: &Path, recorded: &WorkingSet) -> Result<(), Stop> {
         "sterna: {} of touched pages recorded in {}",
         units::bytes(recorded.len_bytes()),
         path.display()
+    ));
+    Ok(())
+}
+
+/// Stores the working set in the image that was served. An earlier one stays if no guest touched anything.
+fn store_recorded(plan: &Plan<'_>, memory: &StoredMemory, recorded: &WorkingSet) -> Result<(), Stop> {
+    if recorded.runs.is_empty() {
+        terminal::note("sterna: no guest touched a page: nothing was stored");
+        return Ok(());
+    }
+    let ranges = memory.ranges(recorded);
+    let stored = store_working_set(plan.image, &plan.access, memory.image(), &ranges);
+    stored.map_err(|error| Stop::failed(format!("the touched pages were not stored: {error}")))?;
+    terminal::note(&format!(
+        "sterna: {} of touched pages stored in {}",
+        units::bytes(recorded.len_bytes()),
+        plan.image.display()
     ));
     Ok(())
 }
@@ -323,6 +351,11 @@ fn failure(guests: &[GuestStatistics]) -> Option<Stop> {
         more => format!(" (and {more} more)"),
     };
     Some(Stop::failed(format!("{}: {why}; {after}{more}", guest.socket)))
+}
+
+/// Parses `--record`, whose value may be left out.
+fn record(text: &str) -> Result<Record, String> {
+    Ok(if text.is_empty() { Record::Image } else { Record::File(text.into()) })
 }
 
 fn fill_rate(text: &str) -> Result<FillRate, String> {

@@ -11,6 +11,8 @@ pub struct FrameOptions {
     pub extent_bytes: u32,
     /// zstd's level, 1 (default) to 22; 0 for no compression.
     pub level: i32,
+    /// The level changes while the image is written, so that neither the disk nor the processors wait.
+    pub adapts: bool,
     /// The key that encrypts the target.
     pub key: Option<Key>,
     /// The image over which the target becomes a layer.
@@ -19,6 +21,6 @@ pub struct FrameOptions {
 
 impl Default for FrameOptions {
     fn default() -> Self {
-        Self { extent_bytes: EXTENT_LEAST, level: 1, key: None, base: None }
+        Self { extent_bytes: EXTENT_LEAST, level: 1, adapts: false, key: None, base: None }
     }
 }

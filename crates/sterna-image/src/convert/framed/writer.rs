@@ -34,6 +34,7 @@ pub(in crate::convert) fn writer_at(
     let options = WriteOptions {
         extent_bytes: frames.extent_bytes,
         level: frames.level,
+        adapts: frames.adapts,
         key: frames.key.clone(),
         kind: kind.to_owned(),
         base: base.clone(),

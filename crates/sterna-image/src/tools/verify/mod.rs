@@ -69,7 +69,7 @@ pub fn verify_with(path: &Path, options: &VerifyOptions, access: &Access) -> Res
     let source = open_file(path)?;
     match framed::examine(&source, &name, options, access)? {
         Some(verdict) => Ok(verdict),
-        None => verify_source(source, &name, options),
+        None => access.check_plain(&name).and_then(|()| verify_source(source, &name, options)),
     }
 }
 
