@@ -32,6 +32,7 @@ mod qemu_releases;
 mod qemu_restore;
 mod qemu_save;
 mod qemu_schema;
+mod qemu_store;
 mod qemu_streams;
 mod qemu_tls;
 mod qemu_tls_streams;
