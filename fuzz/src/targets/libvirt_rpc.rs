@@ -50,3 +50,35 @@ fn domain(bytes: &[u8]) {
     assert_eq!(again.len(), used);
     assert_eq!(Domain::decode(&mut Reader::new(&again)), Ok(domain));
 }
+
+/// First inputs: each payload as a daemon sends it, whole and cut off, alone and in a packet.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let domain = Domain { name: "web1".into(), uuid: [7; 16], id: 3 };
+    let error = Writer::default().i32(42).i32(10).u32(1).string("no such domain").i32(2).into_bytes();
+    let no_text = Writer::default().i32(38).i32(7).u32(0).i32(2).into_bytes();
+    let event =
+        |details: Writer| domain.encode(Writer::default().i32(5)).string("STOP").fixed(&details.into_bytes());
+    let times = || Writer::default().u32(0).u32(1_700_000_000).u32(17);
+    let payloads = [
+        (0, error),
+        (0, no_text),
+        (1, domain.encode(Writer::default()).into_bytes()),
+        (1, Domain { name: String::new(), uuid: [0; 16], id: -1 }.encode(Writer::default()).into_bytes()),
+        (2, event(times().u32(1).string("{\"a\": 1}")).into_bytes()),
+        (2, event(times().u32(0)).into_bytes()),
+        (3, Writer::default().u32(2).u32(0).u32(1).into_bytes()),
+        (3, Writer::default().u32(21).fixed(&[0; 84]).into_bytes()),
+    ];
+    let head =
+        Head { program: 0x2000_8086, version: 1, procedure: 6, kind: Head::REPLY, serial: 9, status: 1 };
+    let mut seeds = Vec::new();
+    for (choice, payload) in payloads {
+        seeds.push([&[choice], &payload[..]].concat());
+        seeds.push([&[choice], &payload[..payload.len() - 3]].concat());
+        seeds.push([&[choice], &head.packet(&payload)[..]].concat());
+    }
+    // Lengths that no packet has.
+    seeds.push(vec![0, 0, 0, 0, 27]);
+    seeds.push(vec![0, 0x7f, 0xff, 0xff, 0xff]);
+    seeds
+}

@@ -17,3 +17,20 @@ pub fn target(data: &[u8]) {
     let again = footer(&foot).expect("a footer with its magic and a right checksum decodes");
     assert_eq!(again[..56], foot[..56]);
 }
+
+/// First inputs: the fields of sound headers and footers, and of headers of later versions.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for image in super::store_index::samples() {
+        let header = image[8..120].to_vec();
+        seeds.push(image[image.len() - 56..image.len() - 8].to_vec());
+        // A later version, a longer header, an unknown feature, extents of other lengths.
+        for (at, value) in [(0, 2), (4, 200), (8, 7), (12, 1), (26, 0x20), (25, 0x80), (26, 0x40)] {
+            let mut other = header.clone();
+            other[at] = value;
+            seeds.push(other);
+        }
+        seeds.push(header);
+    }
+    seeds
+}

@@ -79,3 +79,26 @@ fn write(path: &std::path::Path, fill: u8, options: WriteOptions) {
     recipe.push(Piece::PageRecords { block: 1, first: 0, count: 2 });
     writer.complete(&[("view", recipe)]).expect("an image");
 }
+
+/// First inputs: sound indexes, one with a working set, one with a later section, and changes of each part.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::new();
+    for (number, sample) in samples().iter().enumerate() {
+        let (_, sound) = parts(sample).expect("a sample");
+        let with = |kind: u32, body: &[u8]| {
+            let length = (body.len() as u64).to_le_bytes();
+            [&[0], &sound[..], &kind.to_le_bytes(), &length, body].concat()
+        };
+        let range = [&0u32.to_le_bytes()[..], &2u32.to_le_bytes(), &3u64.to_le_bytes()].concat();
+        seeds.push([&[0], &sound[..]].concat());
+        seeds.push(with(1 << 31 | 1, &[&[0; 32], &range[..], &range[..]].concat()));
+        seeds.push(with(1 << 31 | 99, &[1; 40]));
+        seeds.push(with(99, &[1; 40]));
+        let kind = if number == 0 { 2 } else { 1 };
+        for at in (0..sound.len() as u16).step_by(8) {
+            let [low, high] = at.to_le_bytes();
+            seeds.push(vec![kind, low, high, 1]);
+        }
+    }
+    seeds
+}

@@ -51,3 +51,16 @@ fn read(image: &Arc<StoredImage>) {
     }
     let _ = image.check(1);
 }
+
+/// First inputs: no change, and a change at each part of either index.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = vec![Vec::new()];
+    for at in (0u16..600).step_by(12) {
+        let [low, high] = at.to_le_bytes();
+        for value in [0, 1, 0xff] {
+            seeds.push(vec![low, high, value, 0, 0, 1]);
+        }
+        seeds.push(vec![0, 0, 1, low, high, 1]);
+    }
+    seeds
+}
