@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use sterna::error::MigrationError;
 use sterna_image::convert::{ConvertOptions, Input, Output, convert};
-use sterna_image::{MappedOptions, MappedWriter, Shape};
+use sterna_image::tools::spool;
+use sterna_image::{ImagePlace, MappedOptions, MappedWriter, Shape};
 
 use super::failure::image_failed;
 
@@ -16,7 +17,7 @@ pub struct ImagePlan {
     /// Options for creating the image: direct I/O, replacing an existing file, libvirt's container.
     pub options: MappedOptions,
     /// Final form of the image, if it is not mapped-ram. Pages arrive in any order, so they are first written to a
-    /// mapped-ram staging file in the same directory. It is converted before the source receives the success.
+    /// mapped-ram staging file in the same directory, or in `$TMPDIR` for a store or an object storage. It is converted before the source receives the success.
     pub convert: Option<ConvertOptions>,
 }
 
@@ -24,7 +25,12 @@ impl ImagePlan {
     /// Creates the image of a machine whose RAM blocks are known.
     #[doc(hidden)]
     pub fn begin(&self, shape: &Shape) -> Result<MappedWriter, MigrationError> {
-        MappedWriter::create(&self.path, shape, self.options.clone()).map_err(image_failed)
+        // A store or an object storage gets the image when it is converted. Until then it is in a local staging file.
+        let path = match ImagePlace::is_elsewhere(&self.path) {
+            true => spool::default_directory().join(format!("sterna-received-{}", std::process::id())),
+            false => self.path.clone(),
+        };
+        MappedWriter::create(&path, shape, self.options.clone()).map_err(image_failed)
     }
 
     /// Writes the machine's description to the staging file and makes the file durable.

@@ -31,6 +31,11 @@ pub trait Blob: Send + Sync {
         false
     }
 
+    /// The version of the content, such as an ETag; none if the blob has no version beyond its name.
+    fn version(&self) -> Option<&str> {
+        None
+    }
+
     /// The underlying file; none without a file.
     fn file(&self) -> Option<&File> {
         None

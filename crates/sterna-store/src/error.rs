@@ -106,6 +106,18 @@ pub enum StoreError {
         /// What differs.
         reason: String,
     },
+    /// A frame could not be read, because its file or object changed, or its storage failed.
+    #[error("{name}, frame {frame} ({pages}): {source}")]
+    FrameRead {
+        /// Path or address of the image.
+        name: String,
+        /// Number of the frame in the image's index.
+        frame: u32,
+        /// The first pages that the frame holds, as block and numbers.
+        pages: String,
+        /// Why the bytes could not be read.
+        source: Box<StoreError>,
+    },
     /// The image is encrypted, and no key was given.
     #[error("{name} is encrypted; give the file of its key with --key")]
     KeyNeeded {

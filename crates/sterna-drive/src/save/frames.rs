@@ -23,7 +23,7 @@ pub(super) struct Frames {
     staging: PathBuf,
     options: ConvertOptions,
     replace: bool,
-    /// The image goes into a store, which makes it visible at its end.
+    /// The image goes into a store or an object storage, which makes it visible at its end.
     is_in_store: bool,
     /// Length of the image in bytes, when it is complete.
     length: Arc<AtomicU64>,
@@ -31,7 +31,7 @@ pub(super) struct Frames {
 
 impl Frames {
     pub(super) fn new(request: &SaveRequest) -> Self {
-        let is_in_store = matches!(ImagePlace::parse(&request.path), Ok(ImagePlace::Store { .. }));
+        let is_in_store = !matches!(ImagePlace::parse(&request.path), Ok(ImagePlace::File(_)));
         let options = ConvertOptions {
             target: Some(Format::Sterna),
             frames: request.frames.clone(),

@@ -7,9 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sterna_store::{
-    Bases, Blob, Digest, FileBases, FileReader, ImageStore, Key, Place, StoreError, StoredImage,
-};
+use sterna_store::{Blob, FileBases, FileReader, Key, StoreError, StoredImage};
 
 use super::source::{ReadAt, Stamp};
 use crate::error::ImageError;
@@ -24,8 +22,8 @@ pub(crate) const STREAM: &str = "stream";
 pub struct Access {
     /// The key of an encrypted image.
     pub key: Option<Key>,
-    /// Where bases of a layer may be: files, directories of files, or `store:DIRECTORY#NAME`. Bases in the layer's directory
-    /// are found without.
+    /// Where bases of a layer may be: files, directories of files, objects, or names in stores. Bases in the layer's
+    /// directory are found without.
     pub bases: Vec<PathBuf>,
 }
 
@@ -38,44 +36,13 @@ impl Access {
         }
     }
 
-    /// The places in which the bases of a layer in the file `layer` are searched.
-    fn bases_of(&self, layer: &Path) -> Result<LayerBases, StoreError> {
-        let mut bases = LayerBases { files: FileBases::beside(layer), stores: Vec::new() };
-        for path in &self.bases {
-            match Place::parse(path)? {
-                Place::File(path) => bases.files = bases.files.and(&path),
-                Place::Store { directory, .. } => {
-                    bases.stores.push(Place::store(&directory, self.key.clone(), false)?)
-                }
-            }
-        }
-        Ok(bases)
-    }
-}
-
-/// Finds the bases of a layer in files and in stores.
-struct LayerBases {
-    files: FileBases,
-    stores: Vec<ImageStore>,
-}
-
-impl Bases for LayerBases {
-    fn find(&self, digest: &Digest, hint: &str) -> Result<Option<Arc<dyn Blob>>, StoreError> {
-        self.files.find(digest, hint)
+    /// The places that the caller names for bases.
+    pub(crate) fn bases(&self) -> FileBases {
+        self.bases_from(FileBases::default())
     }
 
-    fn open(
-        &self,
-        digest: &Digest,
-        hint: &str,
-        key: Option<&Key>,
-    ) -> Result<Option<StoredImage>, StoreError> {
-        for store in &self.stores {
-            if let Some(base) = store.open(digest, hint, key)? {
-                return Ok(Some(base));
-            }
-        }
-        self.files.open(digest, hint, key)
+    fn bases_from(&self, first: FileBases) -> FileBases {
+        self.bases.iter().fold(first, |bases, path| bases.and(path))
     }
 }
 
@@ -122,7 +89,8 @@ pub(crate) fn stored(
 ) -> Result<Arc<StoredImage>, ImageError> {
     let length_bytes = source.len_bytes().map_err(|error| ImageError::io(name, "fstat", error))?;
     let blob = SourceBlob { source: Arc::clone(source), name: name.to_owned(), length_bytes };
-    Ok(StoredImage::open_blob(Arc::new(blob), access.key.as_ref(), &access.bases_of(Path::new(name))?)?)
+    let bases = access.bases_from(FileBases::beside(Path::new(name)));
+    Ok(StoredImage::open_blob(Arc::new(blob), access.key.as_ref(), &bases)?)
 }
 
 /// A file of an image in Sterna's format, which `below` contains.

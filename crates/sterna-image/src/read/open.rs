@@ -52,7 +52,7 @@ impl Image {
 pub(crate) fn open_with(path: &Path, access: &Access) -> Result<Arc<dyn ReadAt>, ImageError> {
     match Place::parse(path)? {
         Place::File(path) => framed::unwrapped(open_file(&path)?, &path.display().to_string(), access),
-        Place::Store { .. } => framed::view_of(&open_stored(path, access)?, None),
+        Place::Object { .. } | Place::Store { .. } => framed::view_of(&open_stored(path, access)?, None),
     }
 }
 
@@ -80,9 +80,7 @@ pub fn open_frames(path: &Path, access: &Access) -> Result<Option<Arc<StoredImag
 pub fn open_stored(path: &Path, access: &Access) -> Result<Arc<StoredImage>, ImageError> {
     match Place::parse(path)? {
         Place::File(path) => framed::stored(&open_file(&path)?, &path.display().to_string(), access),
-        Place::Store { directory, name } => {
-            Ok(Place::store(&directory, access.key.clone(), false)?.image(&name)?)
-        }
+        place => Ok(place.open(access.key.as_ref(), access.bases())?),
     }
 }
 

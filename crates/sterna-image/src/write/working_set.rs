@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sterna_store::{PageRange, Place, StoredImage, put_working_set};
+use sterna_store::{StoreError, PageRange, Place, StoredImage, put_working_set};
 
 use crate::error::ImageError;
 use crate::read::Access;
@@ -22,6 +22,14 @@ pub fn store_working_set(
 ) -> Result<(), ImageError> {
     match Place::parse(path)? {
         Place::File(path) => put_working_set(&path, access.key.as_ref(), image.digest(), ranges)?,
+        Place::Object { .. } => {
+            let text = format!(
+                "{}: a working set cannot be added to an object, which is written once. Record into a file (--record FILE), \
+                 or keep the image in a store",
+                path.display()
+            );
+            return Err(StoreError::Request(text).into());
+        }
         Place::Store { directory, name } => {
             let store = Place::store(&directory, access.key.clone(), false)?;
             store.put_working_set(&name, image.digest(), ranges)?;

@@ -8,6 +8,7 @@ use crate::blob::{Blob, FileBlob};
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::key::Key;
+use crate::place::Place;
 
 /// The largest number of layers in a chain, including the complete image at its end.
 pub(crate) const LAYERS_MOST: usize = 64;
@@ -36,7 +37,7 @@ pub trait Bases {
     }
 }
 
-/// Bases are files: those that the caller names, in directories that the caller names, or in the directory of the layer.
+/// Bases are where the caller says (files, directories of files, objects, stores), or in the directory of the layer.
 #[derive(Debug, Clone, Default)]
 pub struct FileBases {
     directory: Option<PathBuf>,
@@ -46,10 +47,17 @@ pub struct FileBases {
 impl FileBases {
     /// Searches in the directory of the layer at `path`.
     pub fn beside(path: &Path) -> Self {
-        Self { directory: path.parent().map(Path::to_owned), named: Vec::new() }
+        Self::default().in_directory_of(path)
     }
 
-    /// Also takes the file at `path`, or the files of the directory at `path`, for whichever layer they fit.
+    /// Also searches in the directory of the layer at `path`.
+    #[must_use]
+    pub(crate) fn in_directory_of(mut self, path: &Path) -> Self {
+        self.directory = path.parent().map(Path::to_owned);
+        self
+    }
+
+    /// Also searches at `path`, for whichever layer it fits: a file, a directory of files, or another [`Place`].
     #[must_use]
     pub fn and(mut self, path: &Path) -> Self {
         self.named.push(path.to_owned());
@@ -60,8 +68,11 @@ impl FileBases {
 impl Bases for FileBases {
     fn find(&self, digest: &Digest, hint: &str) -> Result<Option<Arc<dyn Blob>>, StoreError> {
         for path in &self.named {
-            let found =
-                if path.is_dir() { in_directory(path, digest, hint)? } else { fitting(path, digest)? };
+            let found = match Place::parse(path)? {
+                Place::File(path) if path.is_dir() => in_directory(&path, digest, hint)?,
+                Place::Store { .. } => None,
+                place => fitting(&place, digest)?,
+            };
             if found.is_some() {
                 return Ok(found);
             }
@@ -73,6 +84,23 @@ impl Bases for FileBases {
             Err(error) => Err(error),
         }
     }
+
+    fn open(
+        &self,
+        digest: &Digest,
+        hint: &str,
+        key: Option<&Key>,
+    ) -> Result<Option<StoredImage>, StoreError> {
+        for path in &self.named {
+            if let Place::Store { directory, .. } = Place::parse(path)? {
+                let base = Place::store(&directory, key.cloned(), false)?.open(digest, hint, key)?;
+                if base.is_some() {
+                    return Ok(base);
+                }
+            }
+        }
+        self.find(digest, hint)?.map(|blob| StoredImage::open_one(blob, key)).transpose()
+    }
 }
 
 /// The file of a directory that is the image with `digest`. The file with the layer's hint is looked at first.
@@ -83,14 +111,15 @@ fn in_directory(directory: &Path, digest: &Digest, hint: &str) -> Result<Option<
         paths.push(entry.map_err(failed)?.path());
     }
     // Other entries of the directory need not be files, or readable.
-    let blobs = paths.iter().filter(|path| path.is_file()).map(|path| fitting(path, digest));
+    let files = paths.into_iter().filter(|path| path.is_file());
+    let blobs = files.map(|path| fitting(&Place::File(path), digest));
     Ok(blobs.filter_map(Result::ok).flatten().next())
 }
 
-/// The file at `path`, if its footer names `digest`.
-fn fitting(path: &Path, digest: &Digest) -> Result<Option<Arc<dyn Blob>>, StoreError> {
-    let blob = Arc::new(FileBlob::open(path)?);
-    Ok((footer_digest(&*blob)? == Some(*digest)).then_some(blob as Arc<dyn Blob>))
+/// The file or the object at `place`, if its footer names `digest`.
+fn fitting(place: &Place, digest: &Digest) -> Result<Option<Arc<dyn Blob>>, StoreError> {
+    let blob = place.blob()?;
+    Ok((footer_digest(&*blob)? == Some(*digest)).then_some(blob))
 }
 
 /// No base is found: for images that are complete.

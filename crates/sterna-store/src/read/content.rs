@@ -111,7 +111,12 @@ impl StoredImage {
     fn at_frame(&self, frame: u32, error: StoreError) -> StoreError {
         match error {
             StoreError::Torn { .. } => self.frame_error(frame, "the file ends inside of it".to_owned()),
-            error => error,
+            error => StoreError::FrameRead {
+                name: self.name().to_owned(),
+                frame,
+                pages: self.pages_of(frame),
+                source: Box::new(error),
+            },
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::SystemTime;
 
 use super::image_store::ImageStore;
-use super::keys::{IMAGES, NAMES, PACKS, hex, pack_key};
+use super::keys::{IMAGES, NAMES, PACKS, hex, is_of_store, pack_key};
 use super::lease::{CONDEMNED, LEASE_LIFE, LEASES};
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -87,7 +87,9 @@ struct Reached {
 }
 
 impl ImageStore {
-    /// Removes images and packs that no name leads to, unless a save runs.
+    /// Removes images and packs that no name leads to, unless a save runs; and uploads that began a day ago.
+    ///
+    /// Other objects that are in the storage stay.
     ///
     /// Safe beside saves and beside other collections, and after a crash at any moment: a later collection continues.
     ///
@@ -101,7 +103,7 @@ impl ImageStore {
         let mut garbage: Vec<Listed> = Vec::new();
         for prefix in [IMAGES, PACKS] {
             self.objects.list(prefix, &mut |listed| {
-                if !reached.keys.contains(&listed.key) {
+                if is_of_store(&listed.key) && !reached.keys.contains(&listed.key) {
                     garbage.push(listed);
                 }
                 Ok(())
@@ -110,6 +112,8 @@ impl ImageStore {
         let list = Condemned::write(self, &garbage)?;
         let now = self.written_at(&list.key)?.unwrap_or_else(SystemTime::now);
         self.look_at_leases(now, &mut collected)?;
+        let old = now.checked_sub(LEASE_LIFE).unwrap_or(SystemTime::UNIX_EPOCH);
+        collected.uploads = self.objects.abort_uploads(old)?;
         if collected.running_saves > 0 {
             return Ok(collected);
         }
@@ -124,8 +128,6 @@ impl ImageStore {
             }
             collected.bytes += listed.length_bytes;
         }
-        let old = now.checked_sub(LEASE_LIFE).unwrap_or(SystemTime::UNIX_EPOCH);
-        collected.uploads = self.objects.abort_uploads(old)?;
         Ok(collected)
     }
 

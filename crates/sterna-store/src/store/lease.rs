@@ -5,6 +5,7 @@
 //! nothing; or the save sees the list, and does not use what is on it.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -13,6 +14,7 @@ use super::image_store::ImageStore;
 use super::keys::hex;
 use crate::error::StoreError;
 use crate::objects::Condition;
+use crate::unfinished::Unfinished;
 
 /// Prefix of the leases of saves.
 pub(super) const LEASES: &str = "leases/save-";
@@ -32,6 +34,7 @@ pub(super) struct Lease {
     written: Mutex<SystemTime>,
     /// Keys that the save must not use.
     pub(super) condemned: HashSet<String>,
+    _unfinished: Unfinished,
 }
 
 impl Lease {
@@ -42,9 +45,12 @@ impl Lease {
         let key = format!("{LEASES}{}", hex(&id));
         store.objects.put(&key, b"save\n", Condition::IfAbsent)?;
         let written = Mutex::new(SystemTime::now());
-        let mut lease = Self { store: store.clone(), key, written, condemned: HashSet::new() };
+        let (objects, removed) = (Arc::clone(&store.objects), key.clone());
+        let unfinished = Unfinished::new(move || drop(objects.delete(&removed)));
+        let condemned = HashSet::new();
+        let mut lease = Self { store: store.clone(), key, written, condemned, _unfinished: unfinished };
         // The order counts: first the lease, then the list.
-        lease.condemned = condemned(store)?.into_iter().collect();
+        lease.condemned = self::condemned(store)?.into_iter().collect();
         Ok(lease)
     }
 

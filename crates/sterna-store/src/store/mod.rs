@@ -15,4 +15,3 @@ pub use collect::{Collected, StoreStat};
 pub use directory::DirectoryObjects;
 pub use image_store::ImageStore;
 pub use open::NamedImage;
-pub use place::Place;

@@ -1,6 +1,6 @@
 //! Packs: where the frames of a store's images are.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -16,8 +16,10 @@ use crate::objects::Condition;
 use crate::read::FrameSource;
 use crate::write::FrameSink;
 
-/// Bytes after which a pack is written. It is in memory until then, and the next one is filled meanwhile.
+/// Bytes after which a pack is written. It is in memory until it is stored.
 const PACK_BYTES: usize = 32 << 20;
+/// Packs that are being written while the next one is filled.
+const SENDING: usize = 2;
 
 /// Reads frames of a store's image.
 pub(super) struct PackSource {
@@ -72,17 +74,34 @@ struct Packs {
     ids: Vec<[u8; 16]>,
     /// The pack that is being filled, and its number.
     filling: Option<(u32, Vec<u8>)>,
-    /// The pack that a thread writes.
-    writing: Option<Writing>,
+    /// The packs that are being written, the oldest first.
+    sending: VecDeque<Sending>,
     /// Bytes of all frames that were new.
     bytes: u64,
 }
 
-/// A pack on its way into the store.
-struct Writing {
+/// A pack that a thread writes.
+struct Sending {
     number: u32,
     bytes: Arc<Vec<u8>>,
     thread: JoinHandle<Result<(), StoreError>>,
+}
+
+impl Packs {
+    /// Waits for the oldest pack that is being written.
+    fn finish_one(&mut self) -> Result<(), StoreError> {
+        let Some(sending) = self.sending.pop_front() else { return Ok(()) };
+        sending.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    /// The bytes of a pack that is in memory.
+    fn in_memory(&self, pack: u32) -> Option<&[u8]> {
+        let filling =
+            self.filling.as_ref().filter(|(number, _)| *number == pack).map(|(_, bytes)| &bytes[..]);
+        filling.or_else(|| {
+            self.sending.iter().find(|sending| sending.number == pack).map(|sending| &sending.bytes[..])
+        })
+    }
 }
 
 impl PackSink {
@@ -93,22 +112,25 @@ impl PackSink {
         known: Vec<[u8; 16]>,
         replace: bool,
     ) -> Self {
-        let state = Mutex::new(Packs { ids: known, filling: None, writing: None, bytes: 0 });
+        let state = Mutex::new(Packs { ids: known, filling: None, sending: VecDeque::new(), bytes: 0 });
         let name_key = store.name_key(name);
         Self { store: store.clone(), name: store.shown(name), name_key, lease, replace, state }
     }
 
-    /// Begins to write the pack that is being filled, after the pack before it.
+    /// Begins to write the pack that is being filled.
     fn write(&self, packs: &mut Packs) -> Result<(), StoreError> {
-        packs.wait()?;
         let Some((number, bytes)) = packs.filling.take() else { return Ok(()) };
         self.lease.renew()?;
-        let (bytes, objects) = (Arc::new(bytes), Arc::clone(&self.store.objects));
-        let (theirs, key) = (Arc::clone(&bytes), pack_key(&packs.ids[number as usize]));
-        let put = move || objects.put(&key, &theirs, Condition::IfAbsent).map(|_| ());
+        while packs.sending.len() >= SENDING {
+            packs.finish_one()?;
+        }
+        let key = pack_key(&packs.ids[number as usize]);
+        let (objects, bytes) = (Arc::clone(&self.store.objects), Arc::new(bytes));
+        let sent = Arc::clone(&bytes);
+        let put = move || objects.put(&key, &sent, Condition::IfAbsent).map(|_| ());
         let thread = std::thread::Builder::new().name("pack".into()).spawn(put);
-        let thread = thread.map_err(|error| StoreError::io(&self.name, "clone", error))?;
-        packs.writing = Some(Writing { number, bytes, thread });
+        let thread = thread.map_err(|error| StoreError::io(&self.name, "starting a thread", error))?;
+        packs.sending.push_back(Sending { number, bytes, thread });
         Ok(())
     }
 
@@ -123,18 +145,13 @@ impl PackSink {
     }
 }
 
-impl Packs {
-    /// Waits for the pack that is being written.
-    fn wait(&mut self) -> Result<(), StoreError> {
-        let Some(writing) = self.writing.take() else { return Ok(()) };
-        writing.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
-}
-
 impl Drop for PackSink {
     fn drop(&mut self) {
-        // The lease covers the pack until it is written. After an error it is garbage without a name.
-        let _ = self.state.get_mut().wait();
+        // The lease is removed after this. A pack that arrived later could be taken for garbage of no save.
+        for sending in self.state.get_mut().sending.drain(..) {
+            // The save has failed already.
+            let _ = sending.thread.join();
+        }
     }
 }
 
@@ -169,12 +186,9 @@ impl FrameSink for PackSink {
     fn read_back(&self, pack: u32, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
         let id = {
             let packs = self.state.lock();
-            let filling = packs.filling.as_ref().map(|(number, bytes)| (*number, bytes));
-            let writing = packs.writing.as_ref().map(|writing| (writing.number, &*writing.bytes));
-            let mut in_memory = [filling, writing].into_iter().flatten();
-            if let Some((number, bytes)) = in_memory.find(|(number, _)| *number == pack) {
+            if let Some(bytes) = packs.in_memory(pack) {
                 let found = bytes.get(offset as usize..).and_then(|rest| rest.get(..to.len()));
-                let missing = || StoreError::Request(format!("pack {number} of {} ends early", self.name));
+                let missing = || StoreError::Request(format!("pack {pack} of {} ends early", self.name));
                 to.copy_from_slice(found.ok_or_else(missing)?);
                 return Ok(());
             }
@@ -186,7 +200,9 @@ impl FrameSink for PackSink {
     fn flush(&self) -> Result<Vec<[u8; 16]>, StoreError> {
         let mut packs = self.state.lock();
         self.write(&mut packs)?;
-        packs.wait()?;
+        while !packs.sending.is_empty() {
+            packs.finish_one()?;
+        }
         Ok(packs.ids.clone())
     }
 

@@ -3,11 +3,13 @@
 mod backlog;
 mod copy;
 mod level;
+mod object;
 mod record;
 mod sink;
 mod tail;
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,6 +19,7 @@ use parking_lot::Mutex;
 use level::Chooser;
 pub use record::put_working_set;
 pub(crate) use record::with_working_set;
+use object::ObjectSink;
 pub use sink::publish;
 pub(crate) use sink::{FileSink, FrameSink, sync_directory};
 use tail::tail;
@@ -29,6 +32,7 @@ use crate::layout::{
     Block, EXTENT_LEAST, EXTENT_MOST, ExtentTable, FOOTER_BYTES, FRAME_BYTES, FrameEntry, HEADER_BYTES,
     Header, INDEX_MOST, Index, PAGE_BYTES, PageRange, StoredFile, features,
 };
+use crate::objects::Objects;
 use crate::read::StoredImage;
 use crate::recipe::{Piece, Recipe};
 
@@ -126,6 +130,32 @@ impl ImageWriter {
         Self::with_sink(Box::new(sink), blocks, options, String::new(), 0)
     }
 
+    /// Starts an image in the object `key` of an object storage. It is uploaded while it is written.
+    ///
+    /// # Errors
+    /// [`StoreError::Conflict`] if the object exists and may not be replaced; otherwise as [`create`](Self::create).
+    pub fn create_object(
+        objects: Arc<dyn Objects>,
+        key: &str,
+        blocks: Vec<Block>,
+        options: WriteOptions,
+    ) -> Result<Self, StoreError> {
+        let sink = ObjectSink::create(&objects, key, options.replace)?;
+        Self::with_sink(Box::new(sink), blocks, options, String::new(), 0)
+    }
+
+    /// Whether [`read_extent`](Self::read_extent) works only after [`keep_in`](Self::keep_in).
+    pub fn needs_keeping(&self) -> bool {
+        self.sink.needs_keeping()
+    }
+
+    /// Keeps a copy of the frames in `file`, so that extents can be read back before the image is complete.
+    ///
+    /// No effect on a place that can be read itself. Call it before the first extent is written.
+    pub fn keep_in(&self, file: File) {
+        self.sink.keep_in(file);
+    }
+
     pub(crate) fn with_sink(
         sink: Box<dyn FrameSink>,
         blocks: Vec<Block>,
@@ -170,6 +200,7 @@ impl ImageWriter {
             ExtentTable::new(Index::extents_of(block, extent), extent, options.base.is_some())
         };
         let extents = blocks.iter().map(tables).collect();
+        sink.begin(&header.encode())?;
         let state = State {
             known: HashMap::new(),
             frames: Vec::new(),

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sterna_ram::PageBitmap;
 use sterna_store::{Block, ImageWriter, Piece, Recipe, StoredImage};
+use sterna_transport::{Direct, PageFile};
 use sterna_wire::PAGE_SHIFT;
 
 use super::check::{Check, check_whole};
@@ -30,6 +31,7 @@ use crate::read::framed::{STREAM, VIEW};
 use crate::read::tee::Tee;
 use crate::read::{Image, MappedPages};
 use crate::tools::finding::Finding;
+use crate::tools::spool;
 use crate::write::view::{ViewPart, view};
 use crate::write::{Envelope, failed};
 use bytes::push_bytes;
@@ -155,6 +157,11 @@ pub(super) fn of_legacy(
     check: &Check<'_>,
 ) -> Result<(Shape, Vec<Finding>, u64), ImageError> {
     let file = begun.file_name().to_owned();
+    // A later page of an extent that was stored already brings the extent back.
+    if writer.needs_keeping() {
+        let kept = PageFile::temporary(spool::default_directory(), Direct::Off)?;
+        writer.keep_in(kept.reopened()?);
+    }
     let recorder = Recorder::new(&begun);
     tee.to(Box::new(recorder.clone())).map_err(|error| failed(&file, error))?;
     let gathered = gather::run(&writer, threads, counts, &recorder, |gather: &mut Gather<'_>| {

@@ -40,12 +40,5 @@ pub(in crate::convert) fn writer_at(
         base: base.clone(),
         replace: options.replace,
     };
-    let writer = match Place::parse(path)? {
-        Place::File(path) => ImageWriter::create(&path, blocks, options)?,
-        Place::Store { directory, name } => {
-            let store = Place::store(&directory, options.key.clone(), true)?;
-            store.writer(&name, blocks, options)?
-        }
-    };
-    Ok((writer, base))
+    Ok((Place::parse(path)?.writer(blocks, options)?, base))
 }

@@ -63,7 +63,7 @@ pub fn verify(path: &Path, options: &VerifyOptions) -> Result<Verdict, ImageErro
 /// The errors of [`verify`].
 pub fn verify_with(path: &Path, options: &VerifyOptions, access: &Access) -> Result<Verdict, ImageError> {
     let name = path.display().to_string();
-    if let StorePlace::Store { .. } = StorePlace::parse(path)? {
+    if !matches!(StorePlace::parse(path)?, StorePlace::File(_)) {
         return framed::judge(open_stored(path, access), &name, options, None);
     }
     let source = open_file(path)?;
