@@ -65,7 +65,8 @@ usage: cargo xtask COMMAND
                                 with N only N moves in a row, with S others between them that are disturbed
   lab rdma --reliability[=N] [--seed=S]   N migrations over RDMA cancelled, cut or killed (default 60)
   roots [NAME]                  Debian roots with QEMU and libvirt, for the part `interop`: qemu, libvirt (sid),
-                                qemu-bookworm, qemu-trixie, and guest for the lab's Linux guests
+                                qemu-bookworm, qemu-trixie, and guest for the lab's Linux guests; versitygw, an S3 server
+                                (only if it is named: it needs Go)
   interop [SUBJECT…]            tests against real QEMU and libvirt alone (SUBJECT: a file in interop/tests/interop)
   demo-loop N [--built] [-- ARGS]   N demo migrations in a row, every one checked
   release-check [PART…]         what must hold before crates are published; --list names the parts

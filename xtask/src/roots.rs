@@ -9,6 +9,7 @@
 //! the specs is reported, never used silently.
 
 mod mirror;
+mod versitygw;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -105,15 +106,27 @@ pub const ETCD: Plan =
     Plan { name: "etcd", suite: "trixie", packages: &["etcd-server"], judges: &["etcd-server"] };
 const ALL: [&Plan; 6] = [&QEMU, &LIBVIRT, &QEMU_BOOKWORM, &QEMU_TRIXIE, &GUEST, &ETCD];
 
-/// Builds all roots, or the named one: `cargo xtask roots [NAME]`.
+/// Builds all Debian roots, or the named root: `cargo xtask roots [NAME]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
+    if arguments == [versitygw::NAME] {
+        let (mut parts, mut notes) = (Parts::default(), Vec::new());
+        parts.part("root versitygw", || {
+            Ok(versitygw::build().map_or_else(Outcome::Skipped, |note| {
+                notes.push(note);
+                Outcome::Passed
+            }))
+        });
+        notes.into_iter().for_each(|note| parts.note(note));
+        return parts.finish();
+    }
     let chosen: Vec<&Plan> = match arguments {
         [] => ALL.to_vec(),
         [name] => ALL.into_iter().filter(|plan| plan.name == name).collect(),
         _ => Vec::new(),
     };
     if chosen.is_empty() {
-        let names: Vec<_> = ALL.into_iter().map(|plan| format!("`{}`", plan.name)).collect();
+        let names = ALL.into_iter().map(|plan| plan.name).chain([versitygw::NAME]);
+        let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
         return Err(Failure::Usage(format!("roots takes {} or nothing", names.join(", "))));
     }
     let mut parts = Parts::default();

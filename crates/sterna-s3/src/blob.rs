@@ -7,8 +7,8 @@ use sterna_store::{Blob, StoreError, Tag};
 
 use crate::client::{Answer, Call, Client};
 
-/// Longest range of one request in bytes. A longer read is several requests in parallel.
-const RANGE: usize = 4 << 20;
+/// Shortest and longest range of a read that is several requests in parallel, in bytes.
+const RANGES: (usize, usize) = (1 << 20, 16 << 20);
 
 /// An object in the version that was opened.
 pub(crate) struct S3Blob {
@@ -79,13 +79,14 @@ impl Blob for S3Blob {
         if offset.checked_add(to.len() as u64).is_none_or(|end| end > self.length_bytes) {
             return Err(StoreError::Torn { name: self.name.clone(), length_bytes: self.length_bytes });
         }
-        if to.len() <= RANGE {
+        let parallel = self.client.options.parallel.clamp(1, 16);
+        let length = to.len().div_ceil(parallel).clamp(RANGES.0, RANGES.1);
+        if to.len() <= length {
             return self.read_range(offset, to);
         }
-        let parallel = self.client.options.parallel.clamp(1, 16);
-        let mut ranges: Vec<(u64, &mut [u8])> = to.chunks_mut(RANGE).map(|part| (0, part)).collect();
+        let mut ranges: Vec<(u64, &mut [u8])> = to.chunks_mut(length).map(|part| (0, part)).collect();
         for (index, range) in ranges.iter_mut().enumerate() {
-            range.0 = offset + (index * RANGE) as u64;
+            range.0 = offset + (index * length) as u64;
         }
         while !ranges.is_empty() {
             let rest = ranges.split_off(parallel.min(ranges.len()));
@@ -108,5 +109,9 @@ impl Blob for S3Blob {
 
     fn is_remote(&self) -> bool {
         true
+    }
+
+    fn version(&self) -> Option<&str> {
+        Some(&self.tag.0)
     }
 }

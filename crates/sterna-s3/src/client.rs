@@ -19,6 +19,8 @@ use crate::tls;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Seconds for which a signature is valid.
 const VALID: u64 = 900;
+/// What a server answers if the bucket itself is missing.
+const NO_BUCKET: &str = "NoSuchBucket";
 /// Limit for the body of an answer that is no object.
 pub(crate) const MESSAGE: u64 = 4 << 20;
 
@@ -55,7 +57,12 @@ impl Default for Call<'_> {
     }
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// A call about one object.
+    pub(crate) fn of(key: &'a str) -> Self {
+        Self { key, ..Self::default() }
+    }
+
     fn has_range(&self) -> bool {
         self.headers.iter().any(|(name, _)| *name == "range")
     }
@@ -89,7 +96,10 @@ struct Failed {
 
 impl Client {
     pub(crate) fn new(options: S3Options) -> Result<Self, StoreError> {
-        let name = format!("s3://{}/{}", options.bucket, options.prefix);
+        let name = match options.prefix.as_str() {
+            "" => format!("s3://{}", options.bucket),
+            prefix => format!("s3://{}/{prefix}", options.bucket),
+        };
         let wrong = |reason: String| StoreError::Remote { name: name.clone(), reason, status: None };
         let endpoint = options.endpoint.parse();
         let endpoint =
@@ -213,8 +223,12 @@ impl Client {
         let headers = response.headers().clone();
         if status >= 300 {
             let message = response.body_mut().with_config().limit(MESSAGE).read_to_vec().unwrap_or_default();
-            let can_repeat = matches!(status, 408 | 429 | 500 | 502 | 503 | 504);
-            return Err(Failed { status: Some(status), reason: refusal(status, &message), can_repeat });
+            let reason = refusal(status, &message);
+            // A body that changed or broke off on its way is sent again.
+            let is_of_transport = status == 400
+                && ["BadDigest", "IncompleteBody", "RequestTimeout"].iter().any(|code| reason.contains(code));
+            let can_repeat = is_of_transport || matches!(status, 408 | 429 | 500 | 502 | 503 | 504);
+            return Err(Failed { status: Some(status), reason, can_repeat });
         }
         let body = response.body_mut().with_config().limit(call.limit).read_to_vec();
         let body = body.map_err(|error| Failed {
@@ -230,7 +244,7 @@ impl Client {
     pub(crate) fn error(&self, whole_key: &str, refusal: Refusal) -> StoreError {
         let name = self.address(whole_key);
         match refusal.status {
-            Some(404) => StoreError::Missing { name },
+            Some(404) if !refusal.reason.contains(NO_BUCKET) => StoreError::Missing { name },
             Some(409 | 412) => StoreError::Conflict { name },
             status => StoreError::Remote { name, reason: refusal.reason, status },
         }
@@ -259,6 +273,7 @@ fn refusal(status: u16, body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let code = crate::xml::element(&text, "Code").unwrap_or_default();
     let next = match (status, code) {
+        (404, NO_BUCKET) => ": create the bucket, or check its name",
         (403, "RequestTimeTooSkewed") => ": set this host's clock",
         (403, _) => ": check the credentials, their right to the bucket, and the region",
         (301 | 307, _) => ": the bucket is in another region, or needs the other style of addresses",

@@ -6,20 +6,25 @@
 //!
 //! | module | contains |
 //! | --- | --- |
+//! | `storages` | [`S3Storages`]: opens `s3://BUCKET/PREFIX`, with a cache |
 //! | `options` | [`S3Options`]: endpoint, bucket, style of addresses, limits |
 //! | `credentials` | [`CredentialsSource`]: environment, file, command |
 //! | `client` | signed requests, retries |
 //! | `tls` | authorities and the TLS library |
-//! | `objects`, `requests`, `blob`, `upload`, `xml` | the storage; reads at random; multipart uploads; lists of uploads |
+//! | `objects`, `requests`, `blob`, `upload`, `listing`, `xml` | the storage; reads at random; multipart uploads; lists |
 #![forbid(unsafe_code)]
 #![warn(unreachable_pub)]
 
 mod blob;
 mod client;
 mod credentials;
+#[doc(hidden)]
+pub mod internals;
+mod listing;
 mod objects;
 mod options;
 mod requests;
+mod storages;
 mod tls;
 mod upload;
 mod xml;
@@ -27,3 +32,4 @@ mod xml;
 pub use credentials::CredentialsSource;
 pub use objects::S3Objects;
 pub use options::{S3Options, Style};
+pub use storages::S3Storages;

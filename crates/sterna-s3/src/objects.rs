@@ -3,17 +3,15 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use jiff::Timestamp;
 use rusty_s3::Method;
-use rusty_s3::actions::ListObjectsV2;
 use sterna_store::{Blob, Condition, Listed, Objects, StoreError, Tag, Upload};
 
 use crate::blob::S3Blob;
 use crate::client::{Call, Client};
+use crate::listing::{BegunUpload, ObjectsPage, UploadsPage};
 use crate::options::S3Options;
 use crate::requests::{head, is_whole, put, tag_of};
 use crate::upload::{self, S3Upload};
-use crate::xml::{element, elements, unescaped};
 
 /// A prefix of a bucket. Several threads may use it.
 pub struct S3Objects {
@@ -35,8 +33,8 @@ impl S3Objects {
         Ok(String::from_utf8_lossy(&answer.body).into_owned())
     }
 
-    fn unreadable(&self, what: &str) -> StoreError {
-        StoreError::Remote { name: self.client.name.clone(), reason: what.to_owned(), status: None }
+    fn unreadable(&self, reason: String) -> StoreError {
+        StoreError::Remote { name: self.client.name.clone(), reason, status: None }
     }
 
     /// A key without the prefix, if it is in the prefix.
@@ -55,7 +53,7 @@ impl Objects for S3Objects {
 
     fn get(&self, key: &str, limit_bytes: u64) -> Result<(Vec<u8>, Tag), StoreError> {
         let key = self.client.key(key);
-        let call = Call { key: &key, limit: limit_bytes + 1, ..Call::default() };
+        let call = Call { key: &key, limit: limit_bytes.saturating_add(1), ..Call::default() };
         let answer = self.client.call(&call, is_whole).map_err(|why| match why.status {
             Some(status) if status < 300 => {
                 StoreError::TooLarge { name: self.client.address(&key), limit_bytes }
@@ -89,36 +87,26 @@ impl Objects for S3Objects {
         visit: &mut dyn FnMut(Listed) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let whole = self.client.key(prefix);
-        let mut token: Option<String> = None;
-        let mut last = String::new();
+        let (mut token, mut last) = (None::<String>, String::new());
         loop {
             let mut query = Vec::new();
             if let Some(token) = &token {
                 query.push(("continuation-token", token.as_str()));
             }
             query.extend([("list-type", "2"), ("prefix", whole.as_str())]);
-            let text = self.page(&query)?;
-            let page = ListObjectsV2::parse_response(&text)
-                .map_err(|error| self.unreadable(&format!("the server's list: {error}")))?;
-            for object in page.contents {
-                // A list that repeats itself would never end.
-                if object.key <= last {
-                    return Err(self.unreadable("the server's list is not in ascending order"));
-                }
+            let page = ObjectsPage::decode(&self.page(&query)?, &last).map_err(|why| self.unreadable(why))?;
+            for object in page.objects {
                 last.clone_from(&object.key);
-                let Some(key) = self.inside(&object.key) else { continue };
-                let modified =
-                    object.last_modified.as_deref().and_then(|time| time.parse::<Timestamp>().ok());
-                visit(Listed {
-                    key: key.to_owned(),
-                    length_bytes: object.size.unwrap_or(0),
-                    modified: modified.map_or(SystemTime::now(), SystemTime::from),
-                    tag: object.etag.map(|tag| Tag(unescaped(&tag))),
-                })?;
+                if let Some(key) = self.inside(&object.key) {
+                    visit(Listed { key: key.to_owned(), ..object })?;
+                }
             }
-            token = page.next_continuation_token;
-            if token.is_none() {
-                return Ok(());
+            match page.next {
+                None => return Ok(()),
+                next if next == token => {
+                    return Err(self.unreadable("the server's list repeats itself".to_owned()));
+                }
+                next => token = next,
             }
         }
     }
@@ -145,25 +133,17 @@ impl Objects for S3Objects {
                 query.push(("upload-id-marker", id.as_str()));
             }
             query.push(("uploads", ""));
-            let text = self.page(&query)?;
-            for one in elements(&text, "Upload") {
-                let part = |name: &str| element(one, name).map(unescaped);
-                let (Some(key), Some(id), Some(began)) = (part("Key"), part("UploadId"), part("Initiated"))
-                else {
-                    return Err(self.unreadable("the server's list of uploads lacks a key, an id or a time"));
-                };
-                let began = began.parse::<Timestamp>().map(SystemTime::from);
-                if began.is_ok_and(|began| began < before) {
+            let page = UploadsPage::decode(&self.page(&query)?).map_err(|why| self.unreadable(why))?;
+            for BegunUpload { key, id, began } in page.uploads {
+                if began.is_some_and(|began| began < before) {
                     upload::abort(&self.client, &key, &id).map_err(|why| self.client.error(&key, why))?;
                     count += 1;
                 }
             }
-            let next = |name: &str| element(&text, name).map(unescaped);
-            let following = next("NextKeyMarker").zip(next("NextUploadIdMarker"));
-            if element(&text, "IsTruncated") != Some("true") || following.is_none() || following == marker {
+            if page.next.is_none() || page.next == marker {
                 return Ok(count);
             }
-            marker = following;
+            marker = page.next;
         }
     }
 }

@@ -56,9 +56,19 @@ impl S3Options {
         let region = variable("AWS_REGION").or_else(|| variable("AWS_DEFAULT_REGION"));
         let region = region.unwrap_or_else(|| "us-east-1".to_owned());
         let style = if endpoint.is_some() { Style::Path } else { Style::VirtualHost };
-        let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
+        let endpoint = endpoint.unwrap_or_else(|| of_aws(&region));
         let ca = variable("AWS_CA_BUNDLE").map(PathBuf::from);
         Self { style, ca, region, ..Self::new(&endpoint, bucket, prefix) }
+    }
+
+    /// Changes the region, and with it the address of AWS's server, whose name contains the region.
+    #[must_use]
+    pub fn in_region(mut self, region: &str) -> Self {
+        if self.endpoint == of_aws(&self.region) {
+            self.endpoint = of_aws(region);
+        }
+        region.clone_into(&mut self.region);
+        self
     }
 
     /// The options of a bucket at `endpoint`, with path style and credentials from the environment.
@@ -79,4 +89,8 @@ impl S3Options {
             parallel: 4,
         }
     }
+}
+
+fn of_aws(region: &str) -> String {
+    format!("https://s3.{region}.amazonaws.com")
 }

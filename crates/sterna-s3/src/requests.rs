@@ -8,6 +8,14 @@ use ureq::http::HeaderMap;
 
 use crate::client::{Answer, Call, Client};
 
+/// The header with the checksum of a body. The server checks it, so that bytes that changed on the way are refused.
+pub(crate) const CHECKSUM: &str = "x-amz-checksum-crc32";
+
+/// The checksum of a body as the header has it.
+pub(crate) fn checksum(bytes: &[u8]) -> String {
+    STANDARD.encode(crc32fast::hash(bytes).to_be_bytes())
+}
+
 /// Writes a small object in one request.
 pub(crate) fn put(
     client: &Client,
@@ -16,9 +24,7 @@ pub(crate) fn put(
     condition: Condition<'_>,
 ) -> Result<Tag, StoreError> {
     let headers = condition_header(condition);
-    // The server checks it, so that bytes that changed on the way are refused.
-    let checksum = STANDARD.encode(crc32fast::hash(bytes).to_be_bytes());
-    let signed = [("x-amz-checksum-crc32", checksum)];
+    let signed = [(CHECKSUM, checksum(bytes))];
     let call =
         Call { method: Method::Put, key, headers: &headers, signed: &signed, body: bytes, ..Call::default() };
     match client.call(&call, |_| Ok(())) {

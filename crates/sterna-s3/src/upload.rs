@@ -6,10 +6,10 @@ use std::thread::{self, JoinHandle};
 
 use rusty_s3::Method;
 use rusty_s3::actions::CreateMultipartUpload;
-use sterna_store::{Condition, StoreError, Tag, Upload};
+use sterna_store::{Condition, StoreError, Tag, Unfinished, Upload};
 
 use crate::client::{Call, Client, Refusal};
-use crate::requests::{condition_header, head, put, tag_of};
+use crate::requests::{CHECKSUM, checksum, condition_header, head, put, tag_of};
 
 /// Largest number of parts of an object.
 const MOST_PARTS: usize = 10_000;
@@ -21,11 +21,19 @@ pub(crate) struct S3Upload {
     buffer: Vec<u8>,
     /// The server's name of the upload, after the first part.
     id: Option<String>,
-    /// ETags of the parts that are stored, in their order.
-    tags: Vec<String>,
-    sending: VecDeque<JoinHandle<Result<String, Refusal>>>,
+    /// The parts that are stored, in their order.
+    parts: Vec<Part>,
+    sending: VecDeque<JoinHandle<Result<Part, Refusal>>>,
     bytes: u64,
     is_complete: bool,
+    /// Aborts the upload if the process ends at a signal.
+    unfinished: Option<Unfinished>,
+}
+
+/// A stored part.
+struct Part {
+    tag: String,
+    checksum: String,
 }
 
 impl S3Upload {
@@ -35,10 +43,11 @@ impl S3Upload {
             key,
             buffer: Vec::new(),
             id: None,
-            tags: Vec::new(),
+            parts: Vec::new(),
             sending: VecDeque::new(),
             bytes: 0,
             is_complete: false,
+            unfinished: None,
         }
     }
 
@@ -51,7 +60,7 @@ impl S3Upload {
         while self.sending.len() >= self.client.options.parallel.clamp(1, 16) {
             self.finish_one()?;
         }
-        let number = self.tags.len() + self.sending.len() + 1;
+        let number = self.parts.len() + self.sending.len() + 1;
         if number > MOST_PARTS {
             let reason = format!("the object needs more than {MOST_PARTS} parts: save with larger parts");
             return Err(StoreError::Remote { name: self.client.address(&self.key), reason, status: None });
@@ -61,20 +70,26 @@ impl S3Upload {
         self.sending.push_back(thread::spawn(move || {
             let number = number.to_string();
             let query = [("partNumber", number.as_str()), ("uploadId", id.as_str())];
-            let call = Call { method: Method::Put, key: &key, query: &query, body: &body, ..Call::default() };
+            let checksum = checksum(&body);
+            let signed = [(CHECKSUM, checksum.clone())];
+            let call =
+                Call { method: Method::Put, query: &query, signed: &signed, body: &body, ..Call::of(&key) };
             let has_tag = |answer: &crate::client::Answer| match tag_of(&answer.headers) {
                 Some(_) => Ok(()),
                 None => Err("the server sent no ETag for a part".to_owned()),
             };
             let answer = client.call(&call, has_tag)?;
-            Ok(tag_of(&answer.headers).map(|tag| tag.0).unwrap_or_default())
+            let tag = tag_of(&answer.headers).map(|tag| tag.0).unwrap_or_default();
+            Ok(Part { tag, checksum })
         }));
         Ok(())
     }
 
     fn begin(&mut self) -> Result<String, StoreError> {
         let query = [("uploads", "")];
-        let call = Call { method: Method::Post, key: &self.key, query: &query, ..Call::default() };
+        // Each part has a checksum of this kind.
+        let signed = [("x-amz-checksum-algorithm", "CRC32".to_owned())];
+        let call = Call { method: Method::Post, query: &query, signed: &signed, ..Call::of(&self.key) };
         let answer = self.client.call(&call, |_| Ok(())).map_err(|why| self.client.error(&self.key, why))?;
         let text = String::from_utf8_lossy(&answer.body);
         let response = CreateMultipartUpload::parse_response(&text);
@@ -85,6 +100,8 @@ impl S3Upload {
         })?;
         let id = response.upload_id().to_owned();
         self.id = Some(id.clone());
+        let (client, key, aborted) = (Arc::clone(&self.client), self.key.clone(), id.clone());
+        self.unfinished = Some(Unfinished::new(move || drop(abort(&client, &key, &aborted))));
         Ok(id)
     }
 
@@ -92,13 +109,16 @@ impl S3Upload {
     fn finish_one(&mut self) -> Result<(), StoreError> {
         let Some(thread) = self.sending.pop_front() else { return Ok(()) };
         let sent = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        self.tags.push(sent.map_err(|why| self.client.error(&self.key, why))?);
+        self.parts.push(sent.map_err(|why| self.client.error(&self.key, why))?);
         Ok(())
     }
 
     fn finish(&mut self, id: &str, condition: Condition<'_>) -> Result<Tag, StoreError> {
-        let parts = self.tags.iter().enumerate().map(|(index, tag)| {
-            format!("<Part><PartNumber>{}</PartNumber><ETag>{tag}</ETag></Part>", index + 1)
+        let parts = self.parts.iter().enumerate().map(|(index, Part { tag, checksum })| {
+            let number = index + 1;
+            format!(
+                "<Part><ChecksumCRC32>{checksum}</ChecksumCRC32><ETag>{tag}</ETag><PartNumber>{number}</PartNumber></Part>"
+            )
         });
         let body =
             format!("<CompleteMultipartUpload>{}</CompleteMultipartUpload>", parts.collect::<String>());
@@ -126,7 +146,7 @@ impl S3Upload {
                 Ok(Tag(crate::xml::unescaped(tag)))
             }
             // An earlier attempt was performed, and its answer was lost: the upload does not exist any more.
-            Err(refusal) if refusal.status == Some(404) && refusal.was_repeated => {
+            Err(refusal) if refusal.was_repeated && self.is_gone(id, refusal.status) => {
                 let (tag, length) = head(&self.client, &self.key)?;
                 if length == self.bytes {
                     return Ok(tag);
@@ -135,6 +155,14 @@ impl S3Upload {
             }
             Err(refusal) => Err(self.client.error(&self.key, refusal)),
         }
+    }
+
+    /// Whether a completion that was refused with `status` finds no upload. The object's own presence may be the reason.
+    fn is_gone(&self, id: &str, status: Option<u16>) -> bool {
+        let query = [("uploadId", id)];
+        let call = Call { query: &query, ..Call::of(&self.key) };
+        let is_missing = || self.client.call(&call, |_| Ok(())).is_err_and(|refusal| refusal.status == Some(404));
+        status == Some(404) || matches!(status, Some(409 | 412)) && is_missing()
     }
 
     fn abort(&mut self) {

@@ -87,12 +87,37 @@ fn conditional_write_whose_answer_is_lost_succeeds() {
     server.fail(&[Fault::LoseAnswer]);
     assert!(matches!(storage.put("x", b"other", Condition::IfAbsent), Err(StoreError::Conflict { .. })));
 
+    for condition in [Condition::IfAbsent, Condition::Always] {
+        let mut upload = storage.upload("large").unwrap();
+        upload.write(&[3; 12_000]).unwrap();
+        server.state.lock().unwrap().lost_completions = 1;
+        let tag = upload.complete(condition).unwrap();
+        assert_eq!(storage.get("large", 1 << 20).unwrap(), (vec![3; 12_000], tag));
+        assert!(server.state.lock().unwrap().uploads.is_empty());
+    }
+    let mut second = storage.upload("large").unwrap();
+    second.write(&[4; 12_000]).unwrap();
+    server.state.lock().unwrap().lost_completions = 1;
+    assert!(matches!(second.complete(Condition::IfAbsent), Err(StoreError::Conflict { .. })));
+    assert!(server.state.lock().unwrap().uploads.is_empty(), "it was aborted");
+}
+
+#[test]
+fn body_that_changed_on_its_way_is_refused_by_the_server_and_sent_again() {
+    let (server, storage) = stored();
+    server.fail(&[Fault::ChangedBody]);
+    storage.put("x", b"whole", Condition::Always).unwrap();
+    assert_eq!(storage.get("x", 10).unwrap().0, b"whole");
+
     let mut upload = storage.upload("large").unwrap();
-    upload.write(&[3; 12_000]).unwrap();
-    // Two parts are stored before, and the third one is sent by `complete`.
-    server.state.lock().unwrap().faults.clear();
-    let tag = upload.complete(Condition::IfAbsent).unwrap();
-    assert_eq!(storage.get("large", 1 << 20).unwrap(), (vec![3; 12_000], tag));
+    upload.write(&[5; 4_999]).unwrap();
+    server.fail(&[Fault::ChangedBody; 2]);
+    upload.write(&[5; 12_000]).unwrap();
+    upload.complete(Condition::Always).unwrap();
+    assert!(storage.get("large", 1 << 20).unwrap().0 == [5; 16_999]);
+    server.fail(&[Fault::ChangedBody; 4]);
+    let refused = storage.put("x", b"whole", Condition::Always);
+    assert!(matches!(refused, Err(StoreError::Remote { status: Some(400), .. })), "{refused:?}");
 }
 
 #[test]

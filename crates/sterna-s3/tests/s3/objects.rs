@@ -41,7 +41,7 @@ fn long_read_is_several_ranges() {
     blob.read_exact_at(0, &mut all).unwrap();
 
     assert!(all == content);
-    assert_eq!(server.requests() - before, 3);
+    assert_eq!(server.requests() - before, 4);
 }
 
 #[test]

@@ -6,11 +6,13 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use rusty_s3::{Method, signing};
 use sterna_s3::{CredentialsSource, S3Objects, S3Options};
 
 pub const BUCKET: &str = "bucket";
-const KEY: &str = "access";
+pub const KEY: &str = "access";
 pub const SECRET: &str = "secret";
 
 /// What the server does wrong with the next request that has a body to send or a status to return.
@@ -29,15 +31,27 @@ pub enum Fault {
     LieAboutLength,
     /// Sends nothing.
     Hang,
+    /// A byte of the request's body changed on its way.
+    ChangedBody,
 }
 
 #[derive(Default)]
 pub struct State {
     pub objects: BTreeMap<String, Vec<u8>>,
-    pub uploads: BTreeMap<String, (String, BTreeMap<u32, Vec<u8>>)>,
+    pub uploads: BTreeMap<String, PartialObject>,
     pub faults: VecDeque<Fault>,
     pub requests: usize,
+    /// So many completions of uploads are performed, and their answers are lost.
+    pub lost_completions: usize,
+    /// Each answer comes this much later.
+    pub delay: Duration,
     next: u32,
+}
+
+/// An upload in parts.
+pub struct PartialObject {
+    pub key: String,
+    pub parts: BTreeMap<u32, Vec<u8>>,
 }
 
 pub struct Server {
@@ -81,12 +95,17 @@ impl Server {
             pause: Duration::from_millis(1),
             attempts: 4,
             part_bytes: 5000,
-            ..S3Options::new(&format!("http://127.0.0.1:{}", self.port), BUCKET, "pre/fix")
+            ..S3Options::new(&self.endpoint(), BUCKET, "pre/fix")
         }
     }
 
     pub fn objects(&self) -> S3Objects {
         S3Objects::new(self.options(SECRET)).unwrap()
+    }
+
+    /// The address of the server.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
     }
 
     pub fn fail(&self, faults: &[Fault]) {
@@ -99,16 +118,29 @@ impl Server {
 }
 
 fn converse(stream: TcpStream, state: &Mutex<State>, port: u16) {
+    // Otherwise the body of an answer waits for the acknowledgement of its head.
+    stream.set_nodelay(true).unwrap();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
-    while let Some(request) = read(&mut reader) {
+    while let Some(mut request) = read(&mut reader) {
         let is_signed = is_signed(&request, port);
+        let delay = state.lock().unwrap().delay;
+        std::thread::sleep(delay);
         let (reply, fault) = {
             let mut state = state.lock().unwrap();
             state.requests += 1;
-            let fault = state.faults.pop_front();
+            let is_completion = request.method == "POST" && request.query.iter().any(|(name, _)| name == "uploadId");
+            let fault = match is_completion && state.lost_completions > 0 {
+                true => {
+                    state.lost_completions -= 1;
+                    Some(Fault::LoseAnswer)
+                }
+                false => state.faults.pop_front(),
+            };
             let reply = match fault {
                 Some(Fault::Status(status)) => refusal(status, "Asked"),
                 _ if !is_signed => refusal(403, "SignatureDoesNotMatch"),
+                _ if !has_bucket(&request) => refusal(404, "NoSuchBucket"),
+                _ if !is_intact(&mut request, fault) => refusal(400, "BadDigest"),
                 _ => answer(&mut state, &request, fault),
             };
             (reply, fault)
@@ -193,6 +225,28 @@ fn is_signed(request: &Request, port: u16) -> bool {
     again.query_pairs().any(|(name, value)| name == "X-Amz-Signature" && value == of("X-Amz-Signature"))
 }
 
+fn has_bucket(request: &Request) -> bool {
+    request.path.trim_start_matches('/').split('/').next() == Some(BUCKET)
+}
+
+/// Whether the body has the checksum of the request's header. Parts of an upload need one, because its beginning names the kind.
+fn is_intact(request: &mut Request, fault: Option<Fault>) -> bool {
+    if fault == Some(Fault::ChangedBody)
+        && let Some(byte) = request.body.first_mut()
+    {
+        *byte ^= 1;
+    }
+    let is_part = request.method == "PUT" && request.query.iter().any(|(name, _)| name == "uploadId");
+    match request.headers.get("x-amz-checksum-crc32") {
+        Some(sum) => *sum == checksum(&request.body),
+        None => !is_part,
+    }
+}
+
+fn checksum(bytes: &[u8]) -> String {
+    STANDARD.encode(crc32fast::hash(bytes).to_be_bytes())
+}
+
 fn refusal(status: u16, code: &str) -> Reply {
     Reply { status, headers: Vec::new(), body: format!("<Error><Code>{code}</Code></Error>").into_bytes() }
 }
@@ -218,16 +272,19 @@ fn answer(state: &mut State, request: &Request, fault: Option<Fault>) -> Reply {
     };
     match (request.method.as_str(), of("uploads"), of("uploadId")) {
         ("POST", Some(_), _) => {
+            if header("x-amz-checksum-algorithm") != Some("CRC32") {
+                return refusal(400, "InvalidRequest");
+            }
             state.next += 1;
             let id = format!("id{}", state.next);
-            state.uploads.insert(id.clone(), (key.clone(), BTreeMap::new()));
+            state.uploads.insert(id.clone(), PartialObject { key: key.clone(), parts: BTreeMap::new() });
             let ns = r#"xmlns="http://s3.amazonaws.com/doc/2006-03-01/""#;
             let names = format!("<Bucket>{BUCKET}</Bucket><Key>{key}</Key><UploadId>{id}</UploadId>");
             ok(format!("<InitiateMultipartUploadResult {ns}>{names}</InitiateMultipartUploadResult>")
                 .into_bytes())
         }
         ("GET", Some(_), _) => {
-            let list = state.uploads.iter().map(|(id, (key, _))| {
+            let list = state.uploads.iter().map(|(id, PartialObject { key, .. })| {
                 format!("<Upload><Key>{key}</Key><UploadId>{id}</UploadId><Initiated>2020-01-01T00:00:00Z</Initiated></Upload>")
             });
             ok(format!("<R>{}<IsTruncated>false</IsTruncated></R>", list.collect::<String>()).into_bytes())
@@ -237,28 +294,38 @@ fn answer(state: &mut State, request: &Request, fault: Option<Fault>) -> Reply {
             None => refusal(404, "NoSuchUpload"),
         },
         ("PUT", _, Some(id)) => match state.uploads.get_mut(id) {
-            Some((_, parts)) => {
-                parts.insert(of("partNumber").unwrap().parse().unwrap(), request.body.clone());
+            Some(upload) => {
+                upload.parts.insert(of("partNumber").unwrap().parse().unwrap(), request.body.clone());
                 tagged(tag(&request.body))
             }
             None => refusal(404, "NoSuchUpload"),
         },
         ("POST", _, Some(id)) => {
-            if !state.uploads.contains_key(id) {
-                return refusal(404, "NoSuchUpload");
-            }
+            // A server may look at the condition first.
             if !holds(state) {
                 return refusal(412, "PreconditionFailed");
             }
-            let (_, parts) = state.uploads.remove(id).unwrap();
-            let listed = String::from_utf8_lossy(&request.body).matches("<PartNumber>").count();
-            assert_eq!(listed, parts.len());
+            if !state.uploads.contains_key(id) {
+                return refusal(404, "NoSuchUpload");
+            }
+            let parts = &state.uploads[id].parts;
+            let text = String::from_utf8_lossy(&request.body);
+            let is_listed = |bytes: &Vec<u8>| {
+                text.contains(&format!("<ChecksumCRC32>{}</ChecksumCRC32>", checksum(bytes)))
+                    && text.contains(&tag(bytes))
+            };
+            if text.matches("<PartNumber>").count() != parts.len() || !parts.values().all(is_listed) {
+                return refusal(400, "InvalidPart");
+            }
+            let PartialObject { parts, .. } = state.uploads.remove(id).unwrap();
             let whole: Vec<u8> = parts.into_values().flatten().collect();
             let tag = tag(&whole).replace('"', "&quot;");
             state.objects.insert(key, whole);
             ok(format!("<CompleteMultipartUploadResult><ETag>{tag}</ETag></CompleteMultipartUploadResult>")
                 .into_bytes())
         }
+        ("GET", _, Some(id)) if state.uploads.contains_key(id) => ok(b"<ListPartsResult></ListPartsResult>".to_vec()),
+        ("GET", _, Some(_)) => refusal(404, "NoSuchUpload"),
         ("PUT", ..) if !holds(state) => refusal(412, "PreconditionFailed"),
         ("PUT", ..) => {
             state.objects.insert(key, request.body.clone());
