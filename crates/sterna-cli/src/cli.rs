@@ -8,6 +8,7 @@ use crate::commands::{
     verify,
 };
 use crate::exit;
+use crate::storage::Storage;
 
 /// Migrate, save and restore running virtual machines, in QEMU's formats.
 #[derive(Debug, Parser)]
@@ -86,6 +87,7 @@ pub enum Command {
 impl Command {
     /// Executes the subcommand and returns its exit status.
     pub fn execute(&self) -> exit::Done {
+        self.storage().map_or(Ok(()), Storage::install)?;
         match self {
             Self::Demo(arguments) => demo::execute(arguments),
             Self::Run(arguments) => run::execute(arguments),
@@ -121,6 +123,24 @@ impl Command {
 }
 
 impl Command {
+    /// How object storages are reached. None if the command takes no image in Sterna's own format.
+    fn storage(&self) -> Option<&Storage> {
+        match self {
+            Self::Verify(arguments) => Some(&arguments.storage),
+            Self::Inspect(arguments) => Some(&arguments.storage),
+            Self::Convert(arguments) => Some(&arguments.storage),
+            Self::Save(arguments) => Some(&arguments.storage),
+            Self::Restore(arguments) => Some(&arguments.storage),
+            Self::Serve(arguments) => Some(&arguments.storage),
+            Self::Extract(arguments) => Some(&arguments.storage),
+            Self::Diff(arguments) => Some(&arguments.storage),
+            Self::Rebase(arguments) => Some(&arguments.to.storage),
+            Self::Flatten(arguments) => Some(&arguments.to.storage),
+            Self::Store(arguments) => Some(arguments.storage()),
+            _ => None,
+        }
+    }
+
     /// The exit status if standard output cannot be written.
     /// None if the command has another result, such as a migrated guest or a file.
     pub fn status_without_output(&self) -> Option<exit::Status> {

@@ -209,6 +209,7 @@ fn of_store(error: &StoreError) -> Status {
         | StoreError::BadKey { .. }
         | StoreError::Hidden { .. }
         | StoreError::BaseMissing { .. } => Status::Unreadable,
+        StoreError::FrameRead { source, .. } => of_store(source),
         error if error.is_image_at_fault() => Status::Unreadable,
         _ => Status::Failed,
     }

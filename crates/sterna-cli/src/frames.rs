@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use sterna_image::convert::FrameOptions;
-use sterna_image::{Access, Key};
+use sterna_image::{Access, ImagePlace, Key};
 
 use crate::exit::Stop;
 use crate::units;
@@ -102,6 +102,5 @@ pub fn key(path: &Path) -> Result<Key, Stop> {
 
 /// Whether a path names an image in Sterna's own format.
 pub fn is_place(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "sterna")
-        || path.to_str().is_some_and(|text| text.starts_with("store:"))
+    path.extension().is_some_and(|extension| extension == "sterna") || ImagePlace::is_elsewhere(path)
 }

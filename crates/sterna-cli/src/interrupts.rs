@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -18,6 +19,8 @@ use sterna_transport::{CancelFlag, PageFile};
 use crate::exit::{Status, Stop};
 use crate::terminal;
 
+/// How long a process that ends waits for the servers with its uploads.
+const ABANDON_LIMIT: Duration = Duration::from_secs(20);
 /// Flags of the running [`until_interrupted`] calls. The next signal cancels them.
 static WAITS: Mutex<Vec<(usize, CancelFlag)>> = Mutex::new(Vec::new());
 
@@ -48,6 +51,26 @@ fn ignores(status: &str, signal: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// Removes unfinished images, and ends uploads to object storages. A second signal does not wait for them.
+fn abandon(signals: &mut Signals) {
+    let (sender, done) = std::sync::mpsc::channel();
+    let undo = move || {
+        sterna_store::remove_unfinished();
+        let _ = sender.send(());
+    };
+    if std::thread::Builder::new().name("signals".into()).spawn(undo).is_err() {
+        return sterna_store::remove_unfinished();
+    }
+    let deadline = Instant::now() + ABANDON_LIMIT;
+    while Instant::now() < deadline && signals.pending().next().is_none() {
+        match done.recv_timeout(Duration::from_millis(20)) {
+            Err(RecvTimeoutError::Timeout) => {}
+            _ => return,
+        }
+    }
+    terminal::note("sterna: warning: an upload may be left; `sterna store gc` removes it after a day");
 }
 
 /// Number of requests to end, shared by all clones.
@@ -102,6 +125,7 @@ impl Interrupts {
         let end = move || {
             if signals.forever().next().is_some() {
                 PageFile::remove_staging_files();
+                abandon(&mut signals);
                 terminal::complain(&Stop::with(
                     Status::Cancelled,
                     "interrupted; the incomplete output is removed",

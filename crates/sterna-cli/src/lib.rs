@@ -44,6 +44,7 @@ mod seconds;
 mod secret;
 pub mod serial;
 mod service;
+pub mod storage;
 pub mod summary;
 pub mod terminal;
 mod tls;

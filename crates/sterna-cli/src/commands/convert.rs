@@ -17,6 +17,7 @@ use sterna_image::{Direct, Form, Format};
 use crate::exit::{Done, Status, Stop};
 use crate::frames::{self, Frames, Source};
 use crate::interrupts::Interrupts;
+use crate::storage::Storage;
 use crate::{terminal, units};
 
 /// From what, to what.
@@ -71,6 +72,9 @@ pub struct Arguments {
     /// How the source is read.
     #[command(flatten)]
     pub source: Source,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// Print the result as JSON, on standard error if the target is `-`
     #[arg(long)]
     pub json: bool,

@@ -10,6 +10,7 @@ use sterna_image::{Access, Image, StoredImage};
 use super::verify::{stop, warn_of_damage};
 use crate::exit::{Done, Status, Stop};
 use crate::frames::Opened;
+use crate::storage::Storage;
 use crate::{terminal, units};
 
 /// Which images.
@@ -27,6 +28,9 @@ pub struct Arguments {
     /// Write the second image as a layer over the first, in place of a comparison. The first is in Sterna's own format
     #[arg(long, value_name = "LAYER", conflicts_with = "json")]
     pub output: Option<PathBuf>,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -10,6 +10,7 @@ use super::verify::warn_of_damage;
 use crate::exit::{Done, Status, Stop};
 use crate::frames::Opened;
 use crate::interrupts::Interrupts;
+use crate::storage::Storage;
 use crate::{terminal, units};
 
 /// Which image, what of it, and where it goes.
@@ -26,6 +27,9 @@ pub struct Arguments {
     /// How an image in Sterna's own format is read.
     #[command(flatten)]
     pub opened: Opened,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// File to write
     pub output: PathBuf,
     /// Write one RAM block as raw bytes (`sterna inspect` lists the names)

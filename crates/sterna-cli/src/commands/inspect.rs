@@ -11,6 +11,7 @@ use super::verify::warn_of_damage;
 use crate::exit::{Done, Status, Stop};
 use crate::frames::Opened;
 use crate::record::write_whole;
+use crate::storage::Storage;
 use crate::{terminal, units};
 
 /// Which image.
@@ -21,6 +22,9 @@ pub struct Arguments {
     /// How an image in Sterna's own format is read.
     #[command(flatten)]
     pub opened: Opened,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use sterna_image::convert::{ConvertOptions, Input, Output, convert, copy_image, directory_kind};
-use sterna_image::{Access, Format, open_frames, publish};
+use sterna_image::{Access, Format, ImagePlace, open_frames, publish};
 
 use crate::exit::{Done, Status, Stop};
 use crate::frames::{Frames, Level, Opened, key, level};
 use crate::interrupts::Interrupts;
+use crate::storage::Storage;
 use crate::{terminal, units};
 
 /// A layer, and the base that it gets in place of its own.
@@ -54,6 +55,9 @@ pub struct Target {
     /// Bytes of memory in a frame: a power of two from 64k to 2M
     #[arg(long, default_value = "64k", value_name = "SIZE", value_parser = units::parse_size)]
     pub extent: u64,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// File with the key of encrypted images
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
@@ -73,12 +77,15 @@ pub fn flatten(arguments: &Flatten) -> Done {
 }
 
 /// Writes `image` to `output` as a layer over `base`. `opened` is for both images.
+///
+/// The settings of object storages are those that are installed already.
 pub fn layer(image: &Path, base: &Path, output: &Path, opened: &Opened) -> Done {
     let to = Target {
         output: Some(output.to_owned()),
         force: false,
         level: Level::Fixed(1),
         extent: 64 << 10,
+        storage: Storage::default(),
         key: opened.key.clone(),
         source_base: opened.base.clone(),
     };
@@ -89,11 +96,11 @@ fn write(image: &Path, base: Option<&Path>, to: &Target) -> Done {
     let key_of = to.key.as_deref().map(key).transpose()?;
     let frames =
         Frames { level: to.level, extent: to.extent, key: to.key.clone(), base: base.map(Path::to_owned) };
-    let is_in_store = |path: &Path| path.to_str().is_some_and(|text| text.starts_with("store:"));
     let (target, is_itself) = match &to.output {
         Some(output) => (output.clone(), false),
-        None if is_in_store(image) => {
-            let text = "an image in a store is not replaced by itself: give --output store:DIRECTORY#NAME";
+        None if ImagePlace::is_elsewhere(image) => {
+            let text =
+                "an image in a store or an object storage is not replaced by itself: give --output IMAGE";
             return Err(Stop::usage(text));
         }
         None => (beside(image), true),

@@ -22,6 +22,7 @@ use crate::frames::Opened;
 use crate::interrupts::Interrupts;
 use crate::libvirt;
 use crate::monitor::Monitor;
+use crate::storage::Storage;
 use crate::terminal::{self, Live, Shown};
 use crate::units;
 use crate::watch::Watcher;
@@ -69,6 +70,9 @@ pub struct Arguments {
     /// How an image in Sterna's own format is read.
     #[command(flatten)]
     pub opened: Opened,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -17,6 +17,7 @@ use crate::frames::{self, Frames};
 use crate::interrupts::{Interrupts, until_interrupted};
 use crate::libvirt;
 use crate::monitor::Monitor;
+use crate::storage::Storage;
 use crate::terminal::{self, Live, Shown};
 use crate::watch::Watcher;
 use crate::{bitmaps, units};
@@ -64,6 +65,9 @@ pub struct Arguments {
     /// How an image in Sterna's own format is written.
     #[command(flatten, next_help_heading = "Sterna's own format")]
     pub frames: Frames,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -85,6 +89,7 @@ pub fn execute(arguments: &Arguments) -> Done {
             return cloud_hypervisor::execute(arguments, socket, &interrupts);
         }
         let format = match arguments.format.as_str() {
+            "auto" if domain.is_none() && frames::is_place(&arguments.image) => Some(Format::Sterna),
             "auto" => None,
             name => Some(name.parse().map_err(Stop::usage)?),
         };

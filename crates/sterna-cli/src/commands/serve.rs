@@ -23,6 +23,7 @@ use crate::frames::Opened;
 use crate::interrupts::Interrupts;
 use crate::metrics::{self, MetricsServer};
 use crate::monitor::Progress;
+use crate::storage::Storage;
 use crate::terminal::{self, Live, Shown};
 use crate::units;
 
@@ -76,6 +77,9 @@ pub struct Arguments {
     /// Serve the image even if its devices or its description are damaged (see `sterna verify`)
     #[arg(long)]
     pub force_damaged: bool,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

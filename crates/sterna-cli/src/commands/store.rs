@@ -8,12 +8,14 @@ use sterna_image::{Access, ImagePlace, ImageStore, Key};
 
 use crate::exit::{Done, Status, Stop};
 use crate::frames::key;
+use crate::storage::Storage;
 use crate::{terminal, units};
 
 /// One of several actions on a store, and what all of them share.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A store keeps equal frames of its images once. An image in it is written store:DIRECTORY#NAME, in every command that takes an image.")]
+A store keeps equal frames of its images once. An image in it is written store:DIRECTORY#NAME or s3://BUCKET/PREFIX#NAME, in every \
+command that takes an image.")]
 pub struct Arguments {
     /// What is done.
     #[command(subcommand)]
@@ -27,14 +29,18 @@ pub enum Action {
     Ls(One),
     /// Remove images. Their frames stay until `gc`
     Rm {
-        /// Images to remove: store:DIRECTORY#NAME
+        /// Images to remove: store:DIRECTORY#NAME or s3://BUCKET/PREFIX#NAME
         #[arg(required = true)]
         images: Vec<PathBuf>,
         /// File with the key of encrypted images
         #[arg(long, value_name = "FILE")]
         key: Option<PathBuf>,
+        /// How stores in object storages are reached.
+        #[command(flatten, next_help_heading = "Object storage (s3://)")]
+        storage: Storage,
     },
-    /// Remove frames that no image needs. Safe while saves run: then nothing is removed
+    /// Remove frames that no image needs, and unfinished uploads that are older than a day. Safe while saves run: then no frame
+    /// is removed
     Gc(One),
     /// Check every frame of every image
     Check(One),
@@ -45,21 +51,34 @@ pub enum Action {
 /// The store of an action that needs all of its images, and the key that opens them.
 #[derive(Debug, clap::Args)]
 pub struct One {
-    /// The store: store:DIRECTORY or DIRECTORY
+    /// The store: store:DIRECTORY, DIRECTORY, s3://BUCKET/PREFIX or s3://BUCKET
     pub store: PathBuf,
     /// File with the key of encrypted images
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl Arguments {
+    /// How the store is reached.
+    pub fn storage(&self) -> &Storage {
+        match &self.action {
+            Action::Rm { storage, .. } => storage,
+            Action::Ls(one) | Action::Gc(one) | Action::Check(one) | Action::Stat(one) => &one.storage,
+        }
+    }
 }
 
 /// Prints the result. `check` fails with status 1 if an image is damaged or cannot be read.
 pub fn execute(arguments: &Arguments) -> Done {
     match &arguments.action {
         Action::Ls(one) => list(one),
-        Action::Rm { images, key } => remove(images, key.as_deref()),
+        Action::Rm { images, key, .. } => remove(images, key.as_deref()),
         Action::Gc(one) => collect(one),
         Action::Check(one) => check(one),
         Action::Stat(one) => stat(one),
@@ -71,7 +90,7 @@ impl One {
         let text = self.store.to_string_lossy();
         let directory = text.strip_prefix("store:").unwrap_or(&text);
         match directory.contains('#') {
-            true => Err(Stop::usage(format!("{text} names an image: give the store alone, store:DIRECTORY"))),
+            true => Err(Stop::usage(format!("{text} names an image: give the store alone, without #NAME"))),
             false => Ok(directory.into()),
         }
     }
@@ -116,8 +135,11 @@ fn remove(images: &[PathBuf], key_file: Option<&Path>) -> Done {
                     .and_then(|store| store.remove(&name))
                     .map_err(stop)?;
             }
-            ImagePlace::File(path) => {
-                let text = format!("{} is no image of a store: write store:DIRECTORY#NAME", path.display());
+            ImagePlace::File(_) | ImagePlace::Object { .. } => {
+                let text = format!(
+                    "{} is in no store: write store:DIRECTORY#NAME or s3://BUCKET/PREFIX#NAME",
+                    image.display()
+                );
                 return Err(Stop::usage(text));
             }
         }
@@ -148,10 +170,14 @@ fn collect(one: &One) -> Done {
             )
         }
         false => format!(
-            "removed {} images and {} packs: {}",
+            "removed {} images and {} packs: {}{}",
             collected.images,
             collected.packs,
-            units::bytes(collected.bytes)
+            units::bytes(collected.bytes),
+            match collected.uploads {
+                0 => String::new(),
+                count => format!("; {count} unfinished uploads"),
+            }
         ),
     });
     Ok(Status::Done)

@@ -10,6 +10,7 @@ use sterna_image::{Image, ImageError};
 
 use crate::exit::{Done, Status, Stop};
 use crate::frames::Opened;
+use crate::storage::Storage;
 use crate::{terminal, units};
 
 /// Which image, and how to look.
@@ -20,6 +21,9 @@ pub struct Arguments {
     /// How an image in Sterna's own format is read.
     #[command(flatten)]
     pub opened: Opened,
+    /// How images in object storages are reached.
+    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    pub storage: Storage,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -123,6 +127,7 @@ mod tests {
         Arguments {
             image,
             opened: Opened::default(),
+            storage: Storage::default(),
             json: true,
             threads: Some(1),
             digest: false,

@@ -23,7 +23,7 @@ fn stream(records: usize) -> Vec<u8> {
     out
 }
 
-fn whole() -> Vec<u8> {
+pub(crate) fn whole() -> Vec<u8> {
     let end = b"\0\0\0\0\0\0\0\x10\x7e\0\0\0\x01";
     let device = b"\x04\0\0\0\x02\x01d\0\0\0\0\0\0\0\x01body\x7e\0\0\0\x02\0";
     [&stream(1), &end[..], b"\x03\0\0\0\x01", end, device].concat()

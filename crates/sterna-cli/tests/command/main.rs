@@ -4,6 +4,9 @@
 
 #[path = "../../../sterna-transport/tests/support/certificates.rs"]
 mod certificates;
+#[path = "../../../sterna-s3/tests/s3/server.rs"]
+#[expect(dead_code, reason = "other tests of this server need the rest")]
+mod s3_server;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -16,6 +19,7 @@ mod exposition;
 mod interrupted;
 mod limits;
 mod migrate_settings;
+mod object_storage;
 mod peer;
 mod postcopy;
 mod postcopy_devices;

@@ -20,7 +20,7 @@ fn guest_process() {
     sterna_uffd_peer::child();
 }
 
-fn guest(test: &str) -> Option<Peer> {
+pub(crate) fn guest(test: &str) -> Option<Peer> {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "serve_uffd::guest_process", "--ignored", "--nocapture"]);
     let mut peer = Peer::start(&mut command).unwrap();
@@ -34,11 +34,11 @@ fn guest(test: &str) -> Option<Peer> {
 }
 
 /// The command, which is killed on drop.
-struct Served(Child);
+pub(crate) struct Served(Child);
 
 impl Served {
     /// Waits for its end. Returns the exit status and the standard output.
-    fn end(mut self) -> (Option<i32>, String) {
+    pub(crate) fn end(mut self) -> (Option<i32>, String) {
         let mut said = String::new();
         self.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
         (self.0.wait().unwrap().code(), said)
@@ -55,7 +55,13 @@ impl Drop for Served {
 
 /// Starts the command, and waits until it listens.
 fn serve(image: &Path, address: &Path, more: &[&str]) -> Served {
+    serve_with(image, address, more, &|_| ())
+}
+
+/// Like [`serve`], with an environment that `set` changes.
+pub(crate) fn serve_with(image: &Path, address: &Path, more: &[&str], set: &dyn Fn(&mut Command)) -> Served {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+    set(&mut command);
     command.arg("serve").arg(image).arg(format!("uffd:{}", address.display())).args(more);
     let mut served = Served(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     let mut line = String::new();

@@ -110,14 +110,6 @@ impl FileSink {
         let started = Backlog::start(&self.file);
         self.backlog = Some(started.map_err(|error| self.failed("clone", error))?);
         Ok(())
-||||||| parent of 3467587b (store: images in object storages, and a cache of what was read there)
-        Ok(Self { file, path: path.to_owned(), temporary, name, end, replace, is_complete: false })
-=======
-        let removed = temporary.clone();
-        let unfinished = Unfinished::new(move || drop(std::fs::remove_file(&removed)));
-        let path = path.to_owned();
-        Ok(Self { file, path, temporary, name, end, replace, is_complete: false, _unfinished: unfinished })
->>>>>>> 3467587b (store: images in object storages, and a cache of what was read there)
     }
 
     fn failed(&self, call: &'static str, error: io::Error) -> StoreError {
