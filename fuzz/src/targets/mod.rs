@@ -24,6 +24,7 @@ pub mod relay_session;
 pub mod replica;
 pub mod replica_epoch;
 pub mod return_path;
+pub mod s3_lists;
 pub mod store_header;
 pub mod store_index;
 pub mod store_layers;
@@ -81,6 +82,7 @@ pub const TARGETS: [Target; 34] = [
     Target { name: "replica", run: replica::target, longest: 1 << 10, inputs: 100_000 },
     Target { name: "replica_epoch", run: replica_epoch::target, longest: IMAGE, inputs: 60 },
     Target { name: "return_path", run: return_path::target, longest: MESSAGE, inputs: 400_000 },
+    Target { name: "s3_lists", run: s3_lists::target, longest: 4 << 10, inputs: 60_000 },
     Target { name: "store_header", run: store_header::target, longest: 256, inputs: 200_000 },
     Target { name: "store_index", run: store_index::target, longest: 4 << 10, inputs: 60_000 },
     Target { name: "store_layers", run: store_layers::target, longest: 512, inputs: 4_000 },
