@@ -28,10 +28,12 @@ use crate::tools::finding::{Finding, Severity};
 /// # Errors
 /// The image can no longer be read.
 pub fn structure(image: &Image) -> Result<Vec<Finding>, ImageError> {
-    match image.format().form() {
+    // An image in Sterna's own format is judged as what its readers see: its view, or the stream that it contains.
+    let format = image.view_format();
+    match format.form() {
         Form::Legacy => {
             let source = Some(&**image.source());
-            structure_of_stream(source, image.path_name(), image.format(), image.shape(), image.end())
+            structure_of_stream(source, image.path_name(), format, image.shape(), image.end())
         }
         Form::Mapped => {
             let window = Window::new(&**image.source(), image.path_name())?;
