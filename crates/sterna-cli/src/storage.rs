@@ -9,34 +9,36 @@ use sterna_store::{CacheOptions, RangeCache, StoreError, use_storages};
 use crate::exit::Stop;
 use crate::units;
 
+const HEADING: &str = "Object storage (s3://)";
+
 /// How object storages (`s3://`) are reached.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Storage {
     /// Address of the S3 server: https://HOST[:PORT] or http://HOST[:PORT] [default: AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or
     /// AWS]
-    #[arg(long, value_name = "URL")]
+    #[arg(help_heading = HEADING, long, value_name = "URL")]
     pub s3_endpoint: Option<String>,
     /// Region of the bucket [default: AWS_REGION, AWS_DEFAULT_REGION, or us-east-1]
-    #[arg(long, value_name = "NAME")]
+    #[arg(help_heading = HEADING, long, value_name = "NAME")]
     pub s3_region: Option<String>,
     /// Write the bucket into the path of addresses, not into the host name [default: if an endpoint is given]
-    #[arg(long)]
+    #[arg(help_heading = HEADING, long)]
     pub s3_path_style: bool,
     /// Write the bucket into the host name of addresses, also if an endpoint is given
-    #[arg(long, conflicts_with = "s3_path_style")]
+    #[arg(help_heading = HEADING, long, conflicts_with = "s3_path_style")]
     pub s3_virtual_host: bool,
     /// PEM file with the authorities of the server's certificate [default: AWS_CA_BUNDLE, or those of this host]
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = HEADING, long, value_name = "FILE")]
     pub s3_ca: Option<PathBuf>,
     /// Command that prints the credentials as JSON, as `credential_process` of AWS [default: AWS_ACCESS_KEY_ID and
     /// AWS_SECRET_ACCESS_KEY, or the profile AWS_PROFILE of ~/.aws/credentials]
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(help_heading = HEADING, long, value_name = "COMMAND")]
     pub s3_credentials_command: Option<String>,
     /// Directory for parts of images that were read from object storages. The processes of a host share it
-    #[arg(long, value_name = "DIR")]
+    #[arg(help_heading = HEADING, long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
     /// Limit of that directory; at least 16M
-    #[arg(long, value_name = "SIZE", default_value = "4G", value_parser = cache_size)]
+    #[arg(help_heading = HEADING, long, value_name = "SIZE", default_value = "4G", value_parser = cache_size)]
     pub cache_size: u64,
 }
 

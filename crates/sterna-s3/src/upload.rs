@@ -161,7 +161,8 @@ impl S3Upload {
     fn is_gone(&self, id: &str, status: Option<u16>) -> bool {
         let query = [("uploadId", id)];
         let call = Call { query: &query, ..Call::of(&self.key) };
-        let is_missing = || self.client.call(&call, |_| Ok(())).is_err_and(|refusal| refusal.status == Some(404));
+        let is_missing =
+            || self.client.call(&call, |_| Ok(())).is_err_and(|refusal| refusal.status == Some(404));
         status == Some(404) || matches!(status, Some(409 | 412)) && is_missing()
     }
 

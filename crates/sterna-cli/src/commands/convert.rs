@@ -32,7 +32,7 @@ pub struct Arguments {
     /// Image to read, or a directory with a snapshot of Firecracker or Cloud Hypervisor; `-`: a legacy stream on standard input, compressed or not
     #[arg(value_name = "SOURCE")]
     pub from: PathBuf,
-    /// Image to write; `-`: a legacy stream without container on standard output
+    /// Image to write: a file; or in Sterna's own format store:DIRECTORY#NAME, s3://BUCKET/PREFIX#NAME or s3://BUCKET/KEY.sterna; `-`: a legacy stream without container on standard output
     #[arg(value_name = "TARGET")]
     pub to: PathBuf,
     /// Format of the target [default: sterna if the target ends with .sterna, else mapped-ram; for a source in libvirt's container libvirt-sparse if both the QEMU
@@ -73,7 +73,7 @@ pub struct Arguments {
     #[command(flatten)]
     pub source: Source,
     /// How images in object storages are reached.
-    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    #[command(flatten)]
     pub storage: Storage,
     /// Print the result as JSON, on standard error if the target is `-`
     #[arg(long)]

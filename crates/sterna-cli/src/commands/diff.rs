@@ -29,7 +29,7 @@ pub struct Arguments {
     #[arg(long, value_name = "LAYER", conflicts_with = "json")]
     pub output: Option<PathBuf>,
     /// How images in object storages are reached.
-    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    #[command(flatten)]
     pub storage: Storage,
     /// Print JSON
     #[arg(long)]

@@ -56,7 +56,7 @@ pub struct Target {
     #[arg(long, default_value = "64k", value_name = "SIZE", value_parser = units::parse_size)]
     pub extent: u64,
     /// How images in object storages are reached.
-    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    #[command(flatten)]
     pub storage: Storage,
     /// File with the key of encrypted images
     #[arg(long, value_name = "FILE")]

@@ -71,7 +71,7 @@ pub struct Arguments {
     #[command(flatten)]
     pub opened: Opened,
     /// How images in object storages are reached.
-    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    #[command(flatten)]
     pub storage: Storage,
     /// Print JSON
     #[arg(long)]

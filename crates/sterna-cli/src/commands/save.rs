@@ -31,7 +31,7 @@ pub struct Arguments {
     /// wait there for a VM whose operator starts a migration to this address. Or listen:ch:SOCKET: wait there for a Cloud
     /// Hypervisor (`ch-remote send-migration destination_url=unix:SOCKET,local=on`)
     pub source: String,
-    /// Image to write
+    /// Image to write: a file; or in Sterna's own format store:DIRECTORY#NAME, s3://BUCKET/PREFIX#NAME or s3://BUCKET/KEY.sterna
     pub image: PathBuf,
     /// Format of the image.
     #[arg(long, default_value = "auto", help = format_help())]
@@ -66,7 +66,7 @@ pub struct Arguments {
     #[command(flatten, next_help_heading = "Sterna's own format")]
     pub frames: Frames,
     /// How images in object storages are reached.
-    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    #[command(flatten)]
     pub storage: Storage,
     /// Print JSON
     #[arg(long)]

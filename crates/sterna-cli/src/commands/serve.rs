@@ -78,7 +78,7 @@ pub struct Arguments {
     #[arg(long)]
     pub force_damaged: bool,
     /// How images in object storages are reached.
-    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    #[command(flatten)]
     pub storage: Storage,
     /// Print JSON
     #[arg(long)]

@@ -36,7 +36,7 @@ pub enum Action {
         #[arg(long, value_name = "FILE")]
         key: Option<PathBuf>,
         /// How stores in object storages are reached.
-        #[command(flatten, next_help_heading = "Object storage (s3://)")]
+        #[command(flatten)]
         storage: Storage,
     },
     /// Remove frames that no image needs, and unfinished uploads that are older than a day. Safe while saves run: then no frame
@@ -57,7 +57,7 @@ pub struct One {
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// How images in object storages are reached.
-    #[command(flatten, next_help_heading = "Object storage (s3://)")]
+    #[command(flatten)]
     pub storage: Storage,
     /// Print JSON
     #[arg(long)]

@@ -128,7 +128,8 @@ fn converse(stream: TcpStream, state: &Mutex<State>, port: u16) {
         let (reply, fault) = {
             let mut state = state.lock().unwrap();
             state.requests += 1;
-            let is_completion = request.method == "POST" && request.query.iter().any(|(name, _)| name == "uploadId");
+            let is_completion =
+                request.method == "POST" && request.query.iter().any(|(name, _)| name == "uploadId");
             let fault = match is_completion && state.lost_completions > 0 {
                 true => {
                     state.lost_completions -= 1;
@@ -324,7 +325,9 @@ fn answer(state: &mut State, request: &Request, fault: Option<Fault>) -> Reply {
             ok(format!("<CompleteMultipartUploadResult><ETag>{tag}</ETag></CompleteMultipartUploadResult>")
                 .into_bytes())
         }
-        ("GET", _, Some(id)) if state.uploads.contains_key(id) => ok(b"<ListPartsResult></ListPartsResult>".to_vec()),
+        ("GET", _, Some(id)) if state.uploads.contains_key(id) => {
+            ok(b"<ListPartsResult></ListPartsResult>".to_vec())
+        }
         ("GET", _, Some(_)) => refusal(404, "NoSuchUpload"),
         ("PUT", ..) if !holds(state) => refusal(412, "PreconditionFailed"),
         ("PUT", ..) => {
