@@ -15,6 +15,11 @@ pub enum IoPart<'a> {
 pub(crate) trait Part {
     /// Start and length in bytes. Only the kernel may dereference the pointer.
     fn raw(&self) -> (*mut u8, usize);
+
+    /// The bytes to write, if nobody can change them meanwhile.
+    fn bytes(&self) -> Option<&[u8]> {
+        None
+    }
 }
 
 impl Part for IoPart<'_> {
@@ -22,6 +27,13 @@ impl Part for IoPart<'_> {
         match self {
             IoPart::Bytes(bytes) => (bytes.as_ptr().cast_mut(), bytes.len()),
             IoPart::Ram(slice) => Part::raw(slice),
+        }
+    }
+
+    fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            IoPart::Bytes(bytes) => Some(bytes),
+            IoPart::Ram(_) => None,
         }
     }
 }
@@ -167,6 +179,12 @@ impl<'p, P: Part> Remaining<'p, P> {
             self.advance(place.len());
         }
         count
+    }
+
+    /// The next `count` bytes, if one part has them all and they may be used in place.
+    #[cfg(feature = "tls")]
+    pub(crate) fn in_place(&self, count: usize) -> Option<&'p [u8]> {
+        self.parts.first()?.bytes()?.get(self.done..self.done + count)
     }
 
     /// A window on the next bytes, at most `most`; `None` if there are none.

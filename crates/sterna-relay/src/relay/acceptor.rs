@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sterna_transport::{Address, CancelFlag, Channel, Listener, TlsEndpoint, TransportError};
 
+use super::control_flow::ControlFlow;
 use super::error::RelayError;
 use super::figures::Figures;
 use super::live::Live;
@@ -330,8 +331,10 @@ fn connect(live: &Arc<Live>, address: &Address) {
         let result =
             Channel::connect(address, CONNECT, &live.cancel).map_err(RelayError::from).and_then(|channel| {
                 let channel = Arc::new(channel);
-                match live.plug(flow, &channel) {
-                    true => vmm::start(live, flow, &channel),
+                super::readiness::widen(&channel);
+                let control = Arc::new(ControlFlow::new(live.role));
+                match live.plug(flow, &channel, &control) {
+                    true => vmm::start(live, flow, &channel, &control),
                     false => Ok(()),
                 }
             });

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use sterna_transport::{Channel, IoPart, TransportError};
+use sterna_transport::{Channel, TransportError};
 
 use super::error::RelayError;
-use super::live::Live;
+use super::live::{Live, Passing};
 use super::packing::Codec;
-use crate::frame::{Frame, FrameError, Head};
+use super::readiness::write_now;
+use super::sending::{send, write_frames};
+use crate::frame::{Frame, FrameError, Head, ResetReason};
 use crate::pack::{Packed, Packer, Unpacked, Unpacker};
 use crate::session::{CarrierId, OutgoingFrame, Piece};
 
@@ -53,29 +55,12 @@ fn write(
     channel: &Channel,
     mut packer: Option<Packer>,
 ) -> Result<(), RelayError> {
-    let (mut frames, mut heads) = (Vec::new(), Vec::new());
+    let mut frames = Vec::new();
     while live.next_frames(id, &mut frames) {
         if let Some(packer) = &mut packer {
             pack(live, packer, &mut frames)?;
         }
-        heads.clear();
-        let mut ends = Vec::with_capacity(frames.len());
-        for frame in &frames {
-            let encoded = frame.frame.encode(&mut heads);
-            encoded.map_err(|source| RelayError::Greeting { peer: channel.peer().to_owned(), source })?;
-            ends.push(heads.len());
-        }
-        let mut parts = Vec::with_capacity(2 * frames.len());
-        let mut from = 0;
-        for (frame, end) in frames.iter().zip(&ends) {
-            parts.push(IoPart::Bytes(&heads[from..*end]));
-            parts.extend(frame.payload.as_deref().map(IoPart::Bytes));
-            from = *end;
-        }
-        let payloads: usize =
-            frames.iter().filter_map(|frame| frame.payload.as_ref()).map(|it| it.len()).sum();
-        live.share.sent((heads.len() + payloads) as u64);
-        channel.write_parts(&parts)?;
+        write_frames(live, channel, &frames)?;
         if frames.iter().any(|frame| matches!(frame.frame, Frame::Over { .. })) {
             channel.finish_writing()?;
             // The peer closes when it has read OVER.
@@ -83,6 +68,17 @@ fn write(
         }
     }
     Ok(())
+}
+
+/// Writes the bytes that have just arrived to their VMM, as many as it takes at once.
+fn pass_on(live: &Live, passing: &Passing) {
+    match write_now(&passing.channel, &passing.piece) {
+        Ok(count) => {
+            let acknowledgements = live.passed_on(passing.flow, &passing.piece[..count]);
+            acknowledgements.into_iter().for_each(|sending| send(live, &sending));
+        }
+        Err(_) => live.with(|state| state.session.stop(passing.flow, ResetReason::Broken)),
+    }
 }
 
 /// Packs the bulk data among the frames.
@@ -150,23 +146,24 @@ fn read(
         let payload = match &frame {
             Frame::Data { length, .. } | Frame::Packed { payload: length, .. } => {
                 let length = *length;
-                let mut bytes = vec![0; length];
+                let mut bytes = live.buffers.take(length);
                 let here = length.min(to - from);
                 bytes[..here].copy_from_slice(&buffer[from..from + here]);
                 from += here;
-                if let Err(error) = channel.read_exact(&mut bytes[here..]) {
+                if let Err(error) = channel.read_exact(&mut bytes[here..length]) {
                     return error.into();
                 }
-                Some(bytes)
+                Some(Piece::of(bytes, length, &live.buffers))
             }
             _ => None,
         };
         let (frame, payload) = match (frame, payload, &mut unpacker) {
             (Frame::Packed { flow, head, .. }, Some(bytes), Some(unpacker)) => {
                 match unpacker.unpack(flow, &head, &bytes) {
-                    Ok(Unpacked::Bytes(bytes)) => {
-                        (Frame::Data { flow, offset: head.offset, length: head.length }, Some(bytes))
-                    }
+                    Ok(Unpacked::Bytes(bytes)) => (
+                        Frame::Data { flow, offset: head.offset, length: head.length },
+                        Some(Piece::from(bytes)),
+                    ),
                     Ok(Unpacked::Missing) => match live.missing(id, flow, head.offset, head.length) {
                         Ok(()) => continue,
                         Err(error) => return error.into(),
@@ -176,10 +173,10 @@ fn read(
             }
             (frame, payload, _) => (frame, payload),
         };
-        let payload = payload.map(Piece::from);
         let is_over = matches!(frame, Frame::Over { .. });
-        if let Err(error) = live.receive(id, frame, payload) {
-            return error.into();
+        match live.receive(id, frame, payload) {
+            Ok(passing) => passing.into_iter().for_each(|passing| pass_on(live, &passing)),
+            Err(error) => return error.into(),
         }
         if is_over {
             let (channel, offset) = (channel.peer().to_owned(), channel.bytes_read());

@@ -27,6 +27,11 @@ impl ControlFlow {
         Self { is_off: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
+    /// Whether its bytes pass as they are.
+    pub(super) fn is_off(&self) -> bool {
+        self.is_off.load(Ordering::Relaxed)
+    }
+
     /// Takes bytes of this relay's end, and answers its keep-alive messages if the other relay `is_away`. Returns the bytes for the
     /// other relay.
     pub(super) fn taken(
@@ -35,7 +40,7 @@ impl ControlFlow {
         piece: Piece,
         is_away: impl FnOnce() -> bool,
     ) -> Option<Piece> {
-        if self.is_off.load(Ordering::Relaxed) {
+        if self.is_off() {
             return Some(piece);
         }
         let mut state = self.state.lock();
@@ -56,7 +61,7 @@ impl ControlFlow {
 
     /// Writes bytes of the other relay to this relay's end, in whole packets.
     pub(super) fn write(&self, channel: &Channel, bytes: &[u8]) -> Result<(), TransportError> {
-        if self.is_off.load(Ordering::Relaxed) {
+        if self.is_off() {
             return channel.write_all(bytes);
         }
         let mut state = self.state.lock();

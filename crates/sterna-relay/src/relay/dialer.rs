@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use rustix::net::RecvFlags;
 use sterna_transport::{Address, CancelFlag, Channel, Listener, TransportError};
 
+use super::control_flow::ControlFlow;
 use super::error::RelayError;
 use super::figures::Figures;
 use super::greeting::{self, Introduction};
@@ -165,15 +166,16 @@ impl Shared {
             return Ok(());
         }
         let mut opening = Opening::Refused;
+        let control = Arc::new(ControlFlow::new(live.role));
         live.with(|state| opening = state.session.open(live.now()));
         match opening {
-            Opening::Flow(flow) if live.plug(flow, &channel) => match vmm::start(&live, flow, &channel) {
-                Ok(()) => Ok(()),
-                Err(error) => {
+            Opening::Flow(flow) if live.plug(flow, &channel, &control) => {
+                let started = vmm::start(&live, flow, &channel, &control);
+                if started.is_err() {
                     live.with(|state| state.session.reset(flow, ResetReason::Broken));
-                    Err(error)
                 }
-            },
+                started
+            }
             _ => {
                 self.refuse(Some(live.id), "the session takes no more connections".to_owned());
                 Ok(())

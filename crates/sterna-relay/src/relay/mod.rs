@@ -4,7 +4,8 @@
 //! # Threads
 //! A session has these threads, on each side: two for each carrier (one reads, one writes), two for each flow, and one
 //! for time. The acceptor has one more, which connects to the VMM in the order of the flows. All of them lock the
-//! session's state for short times only, never while they wait for a socket.
+//! session's state for short times only, never while they wait for a socket. Bytes pass on without a change of threads where that cannot stall a
+//! relay (`live/direct`).
 //!
 //! A connection of a stranger has one thread until its greeting ends; there are at most 256 of them.
 
@@ -24,6 +25,7 @@ mod meter;
 mod options;
 mod packing;
 mod readiness;
+mod sending;
 mod vmm;
 
 pub use acceptor::Acceptor;

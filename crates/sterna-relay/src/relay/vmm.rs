@@ -8,23 +8,24 @@ use sterna_transport::Channel;
 use super::control_flow::ControlFlow;
 use super::error::RelayError;
 use super::live::Live;
-use super::main_flow::Refusal;
-use super::options::Notice;
-use super::readiness::is_readable;
+use super::readiness::{is_readable, waiting_bytes};
+use super::sending::send;
 use crate::frame::{DATA_BYTES, ResetReason};
 use crate::session::{Delivery, Piece};
 
-/// From so many bytes on, a read's buffer is kept instead of copied.
-const KEPT_BYTES: usize = DATA_BYTES / 2;
 /// How often a reader looks whether the flow is over.
 const LOOK_MS: i64 = 200;
 
 /// Starts the threads of a flow whose connection is registered.
-pub(super) fn start(live: &Arc<Live>, flow: u32, channel: &Arc<Channel>) -> Result<(), RelayError> {
+pub(super) fn start(
+    live: &Arc<Live>,
+    flow: u32,
+    channel: &Arc<Channel>,
+    control: &Arc<ControlFlow>,
+) -> Result<(), RelayError> {
     let (reading, writing) = (Arc::clone(live), Arc::clone(live));
     let (from, to) = (Arc::clone(channel), Arc::clone(channel));
-    let control = Arc::new(ControlFlow::new(live.role));
-    let shared = Arc::clone(&control);
+    let (control, shared) = (Arc::clone(control), Arc::clone(control));
     spawn("flow out", move || read(&reading, flow, &from, &shared))?;
     spawn("flow in", move || write(&writing, flow, &to, &control))?;
     Ok(())
@@ -37,31 +38,30 @@ pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
 }
 
 fn read(live: &Live, flow: u32, channel: &Channel, control: &ControlFlow) {
-    let mut buffer = vec![0; DATA_BYTES];
     loop {
         // Bytes are taken only when they are there, so that no flow reserves room that another one could use.
         let is_there = is_readable(channel, LOOK_MS);
         let room = match live.wait_for_room(flow) {
             Some(0) => return,
-            Some(room) if is_there => buffer.len().min(usize::try_from(room).unwrap_or(usize::MAX)),
+            Some(room) if is_there => usize::try_from(room).unwrap_or(usize::MAX).min(DATA_BYTES),
             _ => continue,
         };
-        match channel.read_some(&mut buffer[..room]) {
+        let mut buffer = live.buffers.take(waiting_bytes(channel).min(room));
+        let most = buffer.len().min(room);
+        match channel.read_some(&mut buffer[..most]) {
             Ok(0) => {
-                if let Some(Err(refusal)) = control.rest().map(|rest| live.take(flow, rest)) {
-                    return refuse(live, flow, channel, refusal);
+                if let Some(rest) = control.rest()
+                    && !take(live, flow, rest)
+                {
+                    return;
                 }
                 return live.with(|state| state.session.finish(flow));
             }
             Ok(count) => {
-                let piece = if count >= KEPT_BYTES {
-                    Piece::new(std::mem::replace(&mut buffer, vec![0; DATA_BYTES]), count)
-                } else {
-                    Piece::from(buffer[..count].to_vec())
-                };
+                let piece = Piece::of(buffer, count, &live.buffers);
                 let Some(piece) = control.taken(channel, piece, || live.is_away()) else { continue };
-                if let Err(refusal) = live.take(flow, piece) {
-                    return refuse(live, flow, channel, refusal);
+                if !take(live, flow, piece) {
+                    return;
                 }
             }
             Err(_) => return live.with(|state| state.session.reset(flow, ResetReason::Broken)),
@@ -94,13 +94,21 @@ fn write(live: &Live, flow: u32, channel: &Channel, control: &ControlFlow) {
                     state.session.reset(flow, reason);
                 });
             }
-            Err(refusal) => return refuse(live, flow, channel, refusal),
+            Err(refusal) => return live.with(|state| live.refuse(state, flow, refusal)),
         }
     }
 }
 
-fn refuse(live: &Live, flow: u32, channel: &Channel, refusal: Refusal) {
-    channel.shutdown();
-    live.options.notices.send(Notice::Refused { session: Some(live.id), why: refusal.to_string() });
-    live.with(|state| state.session.reset(flow, ResetReason::Refused));
+/// Takes bytes of a VMM, and sends them if no other thread does. False: the flow is refused.
+fn take(live: &Live, flow: u32, piece: Piece) -> bool {
+    match live.take(flow, piece) {
+        Ok(sending) => {
+            sending.into_iter().for_each(|sending| send(live, &sending));
+            true
+        }
+        Err(refusal) => {
+            live.with(|state| live.refuse(state, flow, refusal));
+            false
+        }
+    }
 }

@@ -78,6 +78,10 @@ impl Carriers {
         self.all.iter_mut().find(|carrier| carrier.id == id)
     }
 
+    pub(super) fn find(&self, id: CarrierId) -> Option<&Carrier> {
+        self.all.iter().find(|carrier| carrier.id == id)
+    }
+
     pub(super) fn lane(&self, id: CarrierId) -> u8 {
         self.all.iter().find(|carrier| carrier.id == id).map_or(u8::MAX, |carrier| carrier.lane)
     }
@@ -88,8 +92,7 @@ impl Carriers {
 
     /// The carriers on which both sides have said how far they are, the lowest lane first.
     pub(super) fn ready(&self) -> impl DoubleEndedIterator<Item = CarrierId> {
-        let ready = |carrier: &&Carrier| carrier.is_sync_sent && carrier.is_sync_received;
-        self.all.iter().filter(ready).map(|carrier| carrier.id)
+        self.all.iter().filter(|carrier| carrier.is_ready()).map(|carrier| carrier.id)
     }
 
     /// Whether a probe has to be sent, and the carriers to give up.
@@ -122,6 +125,10 @@ impl Carriers {
 }
 
 impl Carrier {
+    pub(super) fn is_ready(&self) -> bool {
+        self.is_sync_sent && self.is_sync_received
+    }
+
     pub(super) fn asked(&mut self, value: u64) {
         if self.pongs.len() < MOST_PONGS {
             self.pongs.push_back(value);

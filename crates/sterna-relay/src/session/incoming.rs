@@ -235,6 +235,11 @@ impl Incoming {
         self.is_end_delivered = true;
     }
 
+    /// Whether a STOP, a MISS or an ACK has to be sent.
+    pub(super) fn has_answer(&self) -> bool {
+        self.is_ack_due || self.is_miss_due || (self.is_stop_due && self.stop.is_some())
+    }
+
     /// Whether nothing more comes and nothing is left to deliver.
     pub(super) fn is_over(&self) -> bool {
         self.end.is_some() && self.is_end_delivered

@@ -14,6 +14,10 @@ use crate::frame::ResetReason;
 /// Time without progress after which a flow counts as one whose VMM does not read.
 const STALLED: Duration = Duration::from_millis(100);
 
+/// A flow takes bytes again when there is room for so much of the bytes in flight, or for so many.
+const LEAST_SHARE: u64 = 8;
+const LARGEST_STEP: u64 = 128 << 10;
+
 impl Session {
     /// A VMM has connected. Only the dialer opens flows.
     pub fn open(&mut self, now: Duration) -> Opening {
@@ -48,7 +52,9 @@ impl Session {
                 let limit = self.rate.limit();
                 // A stalled flow counts on its own.
                 let all = if is_stalled(outgoing, now) { own } else { self.bulk_in_flight(now) };
-                limit.saturating_sub(all.max(own))
+                let room = limit.saturating_sub(all.max(own));
+                // Bytes go in few large frames.
+                if room < (limit / LEAST_SHARE).min(LARGEST_STEP) { 0 } else { room }
             }
         };
         room.min(spare)

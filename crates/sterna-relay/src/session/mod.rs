@@ -18,6 +18,7 @@
 //! Memory: at most [`Settings::buffer_bytes`] that wait to be sent or acknowledged, and as many that were received
 //! and are not delivered yet.
 
+mod buffers;
 mod carriers;
 mod error;
 mod flow;
@@ -37,6 +38,7 @@ use std::time::Duration;
 
 use crate::frame::{Frame, SessionId, Verdict};
 
+pub use buffers::Buffers;
 pub use carriers::CarrierId;
 pub use error::SessionError;
 pub use incoming::Delivery;

@@ -79,7 +79,7 @@ impl Session {
         if let Some(greeting) = self.next_greeting(id, now) {
             return greeting;
         }
-        if self.carriers.ready().next() == Some(id)
+        if self.acknowledging_carrier() == Some(id)
             && let Some(frame) = self.next_acknowledgement()
         {
             return Some(frame.into());
@@ -88,6 +88,49 @@ impl Session {
             return None;
         }
         self.next_of_flows(id, now, least).or_else(|| self.next_announcement(id))
+    }
+
+    /// Whether [`next_frame`](Self::next_frame) has a frame for this carrier.
+    pub fn has_frame(&self, id: CarrierId, now: Duration) -> bool {
+        let Some(carrier) = self.carriers.find(id) else { return false };
+        if self.over.is_some() {
+            return !carrier.is_over_sent;
+        }
+        if !carrier.is_sync_sent || !carrier.pongs.is_empty() || matches!(carrier.ping, Ping::Due(_)) {
+            return true;
+        }
+        if !carrier.is_ready() {
+            return false;
+        }
+        let acknowledges = self.acknowledging_carrier() == Some(id);
+        let announces = self.carriers.ready().next_back() == Some(id) && !self.announcements.is_empty();
+        if announces || (acknowledges && !self.late.is_empty()) {
+            return true;
+        }
+        let packs = self.packs && self.role == Role::Dialer;
+        self.flows.iter().any(|(number, flow)| {
+            let answers = acknowledges && flow.is_known() && flow.incoming.has_answer();
+            answers || (flow.has_work(packs, now) && self.carrier_of(*number, flow) == Some(id))
+        })
+    }
+
+    /// The carrier on which this flow sends now.
+    pub fn carrier_for(&self, number: u32) -> Option<CarrierId> {
+        let flow = self.flows.get(&number)?;
+        self.carrier_of(number, flow).filter(|id| self.carriers.ready().any(|ready| ready == *id))
+    }
+
+    /// The carrier on which this side acknowledges.
+    pub fn acknowledging_carrier(&self) -> Option<CarrierId> {
+        self.carriers.ready().next()
+    }
+
+    /// The next acknowledgement for this carrier. It counts as sent.
+    pub fn next_acknowledgement_of(&mut self, id: CarrierId) -> Option<Frame> {
+        if self.is_over() || self.acknowledging_carrier() != Some(id) {
+            return None;
+        }
+        self.next_acknowledgement()
     }
 
     /// The peer may get PACKED frames, or this side may get them.

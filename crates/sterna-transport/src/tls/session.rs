@@ -1,8 +1,9 @@
 //! A TLS session after its handshake: reading and writing in parallel.
 //!
 //! A reader waits for the socket without the state's lock. It then opens the received records under the lock,
-//! directly into their destination. A writer copies one record's bytes out of guest RAM, seals the record under
-//! the lock, and sends without it. Neither direction therefore waits for the peer of the other.
+//! directly into their destination. A writer copies one record's bytes out of guest RAM (whole records in a buffer
+//! of this process stay there), seals the record under the lock, and sends without it. Neither direction therefore
+//! waits for the peer of the other.
 //!
 //! Lock order: `sending`, then `state`.
 
@@ -150,14 +151,24 @@ impl Session {
         }
         sealed.len = 0;
         for _ in 0..RECORDS {
-            let count = places.take_bytes(plain);
-            if count == 0 {
+            let in_place = places.in_place(RECORD);
+            let record = match in_place {
+                Some(record) => {
+                    places.advance(RECORD);
+                    record
+                }
+                None => {
+                    let count = places.take_bytes(plain);
+                    &plain[..count]
+                }
+            };
+            if record.is_empty() {
                 break;
             }
             if let Some(fault) = places.fault() {
                 return Err(channel.failed_memory(fault));
             }
-            let result = self.state.lock().seal(&plain[..count], sealed);
+            let result = self.state.lock().seal(record, sealed);
             if let Err(problem) = result {
                 drop(outbox);
                 return Err(self.fail(channel, problem));

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use sterna_transport::Channel;
 
-use super::{Live, LiveStatus, State};
+use super::places::CarrierPlace;
+use super::{Live, LiveStatus, Passing, State};
 use crate::frame::{Frame, FrameError, Kind};
 use crate::relay::options::Notice;
 use crate::session::{CarrierId, OutgoingFrame, Piece, Priority, Role, SessionError};
@@ -34,7 +35,7 @@ impl Live {
         state.meter.reconnections += u64::from(is_back);
         state.peer = Some(channel.peer().to_owned());
         let id = state.session.carrier_up(lane, self.now());
-        state.carriers.insert(id, Arc::clone(channel));
+        state.carriers.insert(id, CarrierPlace::new(channel));
         if state.status == LiveStatus::Waiting && !state.session.is_over() {
             state.status = LiveStatus::Running;
         }
@@ -52,13 +53,10 @@ impl Live {
     /// A carrier is lost.
     pub(in crate::relay) fn detach(&self, id: CarrierId, lane: u8, why: &str) {
         let mut state = self.lock();
-        let removed = state.carriers.remove(&id);
-        if let Some(channel) = &removed {
-            channel.shutdown();
-        }
+        let was_there = state.close_carrier(id);
         state.session.carrier_down(id, self.now());
         let is_relaying = state.status == LiveStatus::Running && !state.session.is_over();
-        if removed.is_some() && is_relaying && !state.carriers.is_empty() {
+        if was_there && is_relaying && !state.carriers.is_empty() {
             let why = why.to_owned();
             self.options.notices.send(Notice::CarrierLost { session: self.id, carrier: lane, why });
         }
@@ -71,40 +69,65 @@ impl Live {
         self.settle(&mut state);
     }
 
-    /// Waits for frames of this carrier. False: the carrier is closed.
+    /// Waits for frames of this carrier, which its own thread writes. The frames of the call before are written. False: the
+    /// carrier is closed.
     pub(in crate::relay) fn next_frames(&self, id: CarrierId, frames: &mut Vec<OutgoingFrame>) -> bool {
+        let mut has_written = !frames.is_empty();
         frames.clear();
         let mut state = self.lock();
         loop {
-            if !state.carriers.contains_key(&id) {
-                return false;
-            }
-            let mut bytes = 0;
-            let wait = self.wait_for_limit(&state, id);
-            let least = if wait.is_some() { Priority::Urgent } else { Priority::Bulk };
-            while frames.len() < BATCH_FRAMES && bytes < BATCH_BYTES {
-                let Some(frame) = state.session.next_frame_of(id, self.now(), least) else { break };
-                bytes += frame.payload.as_ref().map_or(0, |payload| payload.len());
-                if let Frame::Data { flow, .. } = frame.frame {
-                    // Before the bytes leave: from now on they may arrive.
-                    let (sent, delivered) = state.session.progress(flow).unwrap_or_default();
-                    state.main.sent(flow, sent, delivered);
-                }
-                frames.push(frame);
+            let Some(place) = state.carriers.get_mut(&id) else { return false };
+            place.is_writing &= !std::mem::take(&mut has_written);
+            let (is_busy, wake) = (place.is_writing, Arc::clone(&place.wake));
+            let mut wait = None;
+            if !is_busy {
+                wait = self.wait_for_limit(&state, id);
+                let least = if wait.is_some() { Priority::Urgent } else { Priority::Bulk };
+                self.gather(&mut state, id, least, frames);
+                self.begin_writing(&mut state, id, frames);
             }
             let has_changed = self.settle(&mut state);
             if !frames.is_empty() {
                 return true;
             }
-            // What this thread has settled may be work for it, and its own notification would be lost.
+            // What this thread has settled may be work for it, and nobody wakes it for that.
+            if has_changed && !is_busy {
+                continue;
+            }
+            let Some(place) = state.carriers.get_mut(&id) else { return false };
+            place.is_waiting = true;
             let held = state.session.holds(self.now()).then_some(HOLD);
             match wait.into_iter().chain(held).min() {
-                _ if has_changed => {}
-                Some(wait) => {
-                    self.to_carriers.wait_for(&mut state, wait);
+                Some(wait) if !is_busy => {
+                    wake.wait_for(&mut state, wait);
                 }
-                None => self.to_carriers.wait(&mut state),
+                // Whoever writes now wakes this thread if there is more.
+                _ => wake.wait(&mut state),
             }
+            if let Some(place) = state.carriers.get_mut(&id) {
+                place.is_waiting = false;
+            }
+        }
+    }
+
+    /// Takes the next frames of this carrier.
+    pub(super) fn gather(
+        &self,
+        state: &mut State,
+        id: CarrierId,
+        least: Priority,
+        frames: &mut Vec<OutgoingFrame>,
+    ) {
+        let mut bytes = 0;
+        while frames.len() < BATCH_FRAMES && bytes < BATCH_BYTES {
+            let Some(frame) = state.session.next_frame_of(id, self.now(), least) else { break };
+            bytes += frame.payload.as_ref().map_or(0, |payload| payload.len());
+            if let Frame::Data { flow, .. } = frame.frame {
+                // Before the bytes leave: from now on they may arrive.
+                let (sent, delivered) = state.session.progress(flow).unwrap_or_default();
+                state.main.sent(flow, sent, delivered);
+            }
+            frames.push(frame);
         }
     }
 
@@ -120,14 +143,15 @@ impl Live {
         self.share.ask(Instant::now()).err()
     }
 
-    /// Takes a frame of a carrier.
+    /// Takes a frame of a carrier. Returns bytes that this thread has to write to a VMM.
     pub(in crate::relay) fn receive(
         &self,
         id: CarrierId,
         frame: Frame,
         payload: Option<Piece>,
-    ) -> Result<(), SessionError> {
+    ) -> Result<Option<Passing>, SessionError> {
         let mut state = self.lock();
+        let data = if let Frame::Data { flow, .. } = frame { Some(flow) } else { None };
         let acknowledged =
             if let Frame::Ack { flow, delivered, .. } = frame { Some((flow, delivered)) } else { None };
         let announced =
@@ -152,8 +176,19 @@ impl Live {
                 state.main.answers_arrived(flow, Some(delivered));
             }
         }
+        let passing = match (&result, data) {
+            (Ok(()), Some(flow)) => self.pass_or_refuse(&mut state, flow),
+            _ => None,
+        };
         self.check(&mut state, &result);
-        result
+        result.map(|()| passing)
+    }
+
+    fn pass_or_refuse(&self, state: &mut State, flow: u32) -> Option<Passing> {
+        self.pass_directly(state, flow).unwrap_or_else(|refusal| {
+            self.refuse(state, flow, refusal);
+            None
+        })
     }
 
     /// Bytes of a flow came with a reference to a page that is not here.

@@ -68,7 +68,8 @@ impl Live {
         }
         let verdict = state.main.verdict();
         state.session.end(verdict, why);
-        state.vmms.drain().for_each(|(_, channel)| channel.shutdown());
+        state.vmms.drain().for_each(|(_, place)| place.close());
+        self.connector.notify_all();
         let how = match state.main.state() {
             StreamState::Postcopy if !in_order => format!(
                 "{why}. Both VMMs have paused the postcopy migration: when the network is back, run migrate-recover at the \

@@ -4,22 +4,28 @@
 //! | --- | --- |
 //! | `carriers` | carriers that come and are lost, frames |
 //! | `vmms` | the VMMs' connections, bytes |
+//! | `direct` | bytes that one thread passes on, without another |
+//! | `places` | the connections, and what waits at them |
+//! | `wakes` | who is woken |
 //! | `time` | what the thread for time looks at |
 //! | `ends` | the end of the session |
 //! | `news` | what the session's machine and the operator need to learn |
 
 mod carriers;
+mod direct;
 mod ends;
 mod news;
+mod places;
 mod time;
 mod vmms;
+mod wakes;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use sterna_transport::{CancelFlag, Channel};
+use sterna_transport::CancelFlag;
 
 use super::figures::{Figures, SessionStatus};
 use super::limit::Share;
@@ -29,7 +35,11 @@ use super::options::{Notice, Options};
 use super::packing::Packing;
 use crate::frame::{RouteName, SessionId, SessionKey};
 use crate::phase::Phase;
-use crate::session::{CarrierId, Counters, Role, Session, Settings};
+use crate::session::{Buffers, CarrierId, Counters, Role, Session, Settings};
+
+pub(in crate::relay) use places::{Passing, Sending};
+
+use places::{CarrierPlace, VmmPlace};
 
 /// One session, shared by its threads.
 pub(in crate::relay) struct Live {
@@ -41,20 +51,19 @@ pub(in crate::relay) struct Live {
     /// Ends connects that wait.
     pub(in crate::relay) cancel: CancelFlag,
     pub(in crate::relay) share: Share,
+    pub(in crate::relay) buffers: Buffers,
     began: Instant,
     state: Mutex<State>,
-    /// Carriers wait for frames, VMMs' readers for room, VMMs' writers and the connector for deliveries.
-    to_carriers: Condvar,
-    room: Condvar,
-    to_vmms: Condvar,
+    /// The connector waits for flows.
+    connector: Condvar,
 }
 
 pub(in crate::relay) struct State {
     pub(in crate::relay) session: Session,
     pub(in crate::relay) main: MainFlow,
     pub(in crate::relay) packing: Packing,
-    vmms: HashMap<u32, Arc<Channel>>,
-    carriers: HashMap<CarrierId, Arc<Channel>>,
+    vmms: HashMap<u32, VmmPlace>,
+    carriers: HashMap<CarrierId, CarrierPlace>,
     /// Flows to connect, at the acceptor.
     connects: VecDeque<u32>,
     /// The number of the last attempt of each lane.
@@ -121,13 +130,12 @@ impl Live {
             route,
             key,
             share: options.limit.share(),
+            buffers: Buffers::default(),
             options,
             cancel: CancelFlag::new(),
             began: Instant::now(),
             state: Mutex::new(state),
-            to_carriers: Condvar::new(),
-            room: Condvar::new(),
-            to_vmms: Condvar::new(),
+            connector: Condvar::new(),
         })
     }
 

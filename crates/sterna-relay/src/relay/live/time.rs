@@ -29,9 +29,9 @@ impl Live {
             self.settle(&mut state);
             if let Some(over_at) = state.over_at {
                 if over_at.elapsed() > FAREWELL || state.carriers.is_empty() {
-                    let carriers: Vec<_> = state.carriers.drain().collect();
-                    carriers.iter().for_each(|(_, channel)| channel.shutdown());
-                    self.wake();
+                    let carriers: Vec<_> = state.carriers.keys().copied().collect();
+                    carriers.into_iter().for_each(|id| _ = state.close_carrier(id));
+                    self.connector.notify_all();
                     return;
                 }
                 continue;
@@ -94,6 +94,6 @@ impl Live {
     }
 
     pub(super) fn is_hung_up(&self, state: &State, flow: u32) -> bool {
-        state.vmms.get(&flow).is_none_or(|channel| is_hung_up(channel))
+        state.vmms.get(&flow).is_none_or(|place| is_hung_up(&place.channel))
     }
 }

@@ -5,18 +5,27 @@ use std::time::Duration;
 
 use sterna_transport::Channel;
 
-use super::{Live, LiveStatus};
+use super::places::VmmPlace;
+use super::{Live, LiveStatus, Sending, State};
+use crate::frame::ResetReason;
+use crate::relay::control_flow::ControlFlow;
 use crate::relay::main_flow::Refusal;
+use crate::relay::options::Notice;
 use crate::session::{Delivery, Piece, Role};
 
 impl Live {
     /// Registers the connection of a flow. False: the flow is over.
-    pub(in crate::relay) fn plug(&self, flow: u32, channel: &Arc<Channel>) -> bool {
+    pub(in crate::relay) fn plug(
+        &self,
+        flow: u32,
+        channel: &Arc<Channel>,
+        control: &Arc<ControlFlow>,
+    ) -> bool {
         let mut state = self.lock();
         if state.status == LiveStatus::Over || state.session.delivered_bytes(flow).is_none() {
             return false;
         }
-        state.vmms.insert(flow, Arc::clone(channel));
+        state.vmms.insert(flow, VmmPlace::new(channel, control));
         self.settle(&mut state);
         true
     }
@@ -31,7 +40,7 @@ impl Live {
             if let Some(flow) = state.connects.pop_front() {
                 return Some(flow);
             }
-            self.to_vmms.wait(&mut state);
+            self.connector.wait(&mut state);
         }
     }
 
@@ -44,21 +53,26 @@ impl Live {
     pub(in crate::relay) fn wait_for_room(&self, flow: u32) -> Option<u64> {
         let mut state = self.lock();
         for _ in 0..2 {
-            let is_gone = !state.vmms.contains_key(&flow) || state.session.is_over();
-            if is_gone || state.session.progress(flow).is_none() {
+            if state.session.is_over() || state.session.progress(flow).is_none() {
                 return Some(0);
             }
-            match state.session.room(flow, self.now()) {
-                0 => {}
-                room => return Some(room),
+            let free = state.session.room(flow, self.now());
+            let Some(place) = state.vmms.get_mut(&flow) else { return Some(0) };
+            if free > 0 {
+                return Some(free);
             }
-            self.room.wait_for(&mut state, Duration::from_millis(100));
+            place.waits_for_room = true;
+            let room = Arc::clone(&place.room);
+            room.wait_for(&mut state, Duration::from_millis(100));
+            if let Some(place) = state.vmms.get_mut(&flow) {
+                place.waits_for_room = false;
+            }
         }
         None
     }
 
-    /// Takes bytes of a VMM.
-    pub(in crate::relay) fn take(&self, flow: u32, piece: Piece) -> Result<(), Refusal> {
+    /// Takes bytes of a VMM. Returns frames that this thread has to write.
+    pub(in crate::relay) fn take(&self, flow: u32, piece: Piece) -> Result<Option<Sending>, Refusal> {
         let mut state = self.lock();
         match self.role {
             Role::Dialer => {
@@ -73,39 +87,48 @@ impl Live {
         }
         state.session.take(flow, piece, self.now());
         self.note_phase(&mut state);
+        let sending = self.send_directly(&mut state, flow);
         self.settle(&mut state);
-        Ok(())
+        Ok(sending)
     }
 
     /// Waits for a delivery of the flow. `None`: the flow is over.
     pub(in crate::relay) fn next_delivery(&self, flow: u32) -> Result<Option<Delivery>, Refusal> {
         let mut state = self.lock();
         loop {
-            if !state.vmms.contains_key(&flow) {
-                return Ok(None);
-            }
-            if let Some(delivery) = state.session.next_delivery(flow) {
+            let Some(place) = state.vmms.get(&flow) else { return Ok(None) };
+            let deliveries = Arc::clone(&place.deliveries);
+            if !place.is_delivering
+                && let Some(delivery) = state.session.next_delivery(flow)
+            {
                 if let Delivery::Bytes(piece) = &delivery {
-                    if self.role == Role::Acceptor {
-                        // Before the bytes are written: from then on the VMM may act on them.
-                        state.main.stream(flow, piece, &mut Vec::new())?;
-                    }
-                    self.note_phase(&mut state);
+                    self.begin_delivery(&mut state, flow, piece)?;
                 }
                 return Ok(Some(delivery));
             }
-            self.to_vmms.wait(&mut state);
+            if let Some(place) = state.vmms.get_mut(&flow) {
+                place.is_waiting = true;
+            }
+            deliveries.wait(&mut state);
+            if let Some(place) = state.vmms.get_mut(&flow) {
+                place.is_waiting = false;
+            }
         }
     }
 
     /// The VMM has taken these bytes.
     pub(in crate::relay) fn delivered(&self, flow: u32, piece: &[u8]) {
         let mut state = self.lock();
-        if self.role == Role::Dialer {
-            state.main.answers(flow, piece);
-            self.note_phase(&mut state);
-        }
-        state.session.delivered(flow, piece.len() as u64);
+        self.end_delivery(&mut state, flow, piece);
         self.settle(&mut state);
+    }
+
+    /// Breaks a flow off, because the relay does not carry it.
+    pub(in crate::relay) fn refuse(&self, state: &mut State, flow: u32, refusal: Refusal) {
+        if let Some(place) = state.vmms.get(&flow) {
+            place.channel.shutdown();
+        }
+        self.options.notices.send(Notice::Refused { session: Some(self.id), why: refusal.to_string() });
+        state.session.reset(flow, ResetReason::Refused);
     }
 }
