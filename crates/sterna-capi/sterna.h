@@ -22,6 +22,12 @@
 
 #define STERNA_VERSION "0.1.0"
 
+// `multifd-compression` `zlib` is accepted.
+#define STERNA_COMPRESSION_ZLIB 1
+
+// `multifd-compression` `zstd` is accepted.
+#define STERNA_COMPRESSION_ZSTD 2
+
 // The call succeeded.
 #define STERNA_OK 0
 
@@ -208,11 +214,75 @@ typedef struct sterna_migration sterna_migration;
 // The settings of a migration: QEMU's parameters and capabilities, and TLS. A migration copies them when it starts.
 typedef struct sterna_parameters sterna_parameters;
 
-// Receives a device's state. Valid until `save` returns.
+// Receives the bytes that a callback writes: a device's state, or a configuration. Valid until the callback returns.
 typedef struct sterna_state sterna_state;
 
 // A virtual machine: callbacks, memory, devices, hooks, and sources of dirty pages.
 typedef struct sterna_vm sterna_vm;
+
+// A callback without a result.
+typedef void (*sterna_notice)(void *user);
+
+// Makes the destination's VM.
+typedef struct sterna_vm_maker {
+  // sizeof(sterna_vm_maker).
+  size_t size;
+  // Passed to the callbacks.
+  void *user;
+  // Makes a VM with sterna_vm_new from the `length` bytes of the source's `configuration`, adds its parts, and
+  // stores it at `*vm`. The handle stays the program's, which frees it when it needs it no more. The bytes are the
+  // peer's: check them. Called at most once, on a thread of the library, before any byte of the guest arrives.
+  //
+  // Returns 0, or fails with sterna_failure_set. A failure ends the migration on both sides, and the source's
+  // operator sees up to 440 bytes of its text.
+  int32_t (*make)(void *user,
+                  const uint8_t *configuration,
+                  size_t length,
+                  struct sterna_vm **vm,
+                  struct sterna_failure *failure);
+  // Called once, when the library uses `user` for the last time, on any thread. May be NULL.
+  sterna_notice destroy;
+} sterna_vm_maker;
+
+// The settings of a source that a destination takes over. A member that is zero accepts none of its kind.
+typedef struct sterna_setting_limits {
+  // sizeof(sterna_setting_limits).
+  size_t size;
+  // Most multifd channels, at most 255. Each takes a thread and a descriptor.
+  uint32_t multifd_channels;
+  // STERNA_COMPRESSION_…, combined by "or". Uncompressed pages are always accepted.
+  uint32_t compressions;
+  // The longest reconnect window, in milliseconds.
+  uint64_t reconnect_window_ms;
+  // Whether postcopy is accepted.
+  bool postcopy;
+} sterna_setting_limits;
+
+// An event. Valid until the callback returns.
+typedef struct sterna_event {
+  // STERNA_EVENT_….
+  int32_t kind;
+  // STERNA_STATUS_…, with STERNA_EVENT_STATUS; otherwise STERNA_STATUS_NONE.
+  int32_t status;
+  // The event in words.
+  const char *text;
+  // The event as a JSON object: "event", and members of this kind. Times are in milliseconds.
+  const char *json;
+} sterna_event;
+
+// Receives the events of a migration, in order, on threads of the library. The callback returns soon, because
+// the migration waits for it. It calls no function of this migration.
+typedef struct sterna_observer {
+  // sizeof(sterna_observer).
+  size_t size;
+  // Passed to the callbacks.
+  void *user;
+  // Called for each event.
+  void (*event)(void *user,
+                const struct sterna_event *event);
+  // Called once, after the last event: when the migration has ended and was freed. May be NULL.
+  sterna_notice destroy;
+} sterna_observer;
 
 // A device: a name, and the functions that save and load its state. A vCPU is a device, too.
 typedef struct sterna_device {
@@ -281,9 +351,6 @@ typedef struct sterna_dirty_log {
                   struct sterna_failure *failure);
 } sterna_dirty_log;
 
-// A callback without a result.
-typedef void (*sterna_notice)(void *user);
-
 // A resource that only one host may have: disk locks, leases, network addresses. The two sides never hold it at
 // the same time. Each callback may be NULL.
 typedef struct sterna_hook {
@@ -304,32 +371,6 @@ typedef struct sterna_hook {
   // Destination, guest running: announces the guest's new place to the network.
   sterna_step announce;
 } sterna_hook;
-
-// An event. Valid until the callback returns.
-typedef struct sterna_event {
-  // STERNA_EVENT_….
-  int32_t kind;
-  // STERNA_STATUS_…, with STERNA_EVENT_STATUS; otherwise STERNA_STATUS_NONE.
-  int32_t status;
-  // The event in words.
-  const char *text;
-  // The event as a JSON object: "event", and members of this kind. Times are in milliseconds.
-  const char *json;
-} sterna_event;
-
-// Receives the events of a migration, in order, on threads of the library. The callback returns soon, because
-// the migration waits for it. It calls no function of this migration.
-typedef struct sterna_observer {
-  // sizeof(sterna_observer).
-  size_t size;
-  // Passed to the callbacks.
-  void *user;
-  // Called for each event.
-  void (*event)(void *user,
-                const struct sterna_event *event);
-  // Called once, after the last event: when the migration has ended and was freed. May be NULL.
-  sterna_notice destroy;
-} sterna_observer;
 
 // A block of guest memory that the program has mapped. The library never maps, unmaps or frees it.
 typedef struct sterna_ram_block {
@@ -389,6 +430,11 @@ typedef struct sterna_vm_callbacks {
   sterna_step take_over_paused;
   // Destination: discards all loaded device state, because the migration failed or begins again. May be NULL.
   sterna_notice reset;
+  // Source: writes the configuration from which the destination makes its VM (sterna_incoming_listen_with), at
+  // most 1 MiB in a form of the program's own, with sterna_state_write. Called at most once in a migration, before
+  // the first page. Returns whether there is a configuration. NULL, as false, refuses such a destination.
+  bool (*configuration)(void *user,
+                        struct sterna_state *configuration);
 } sterna_vm_callbacks;
 
 #ifdef __cplusplus
@@ -400,18 +446,38 @@ extern "C" {
 // Threads: any.
 const char *sterna_version(void);
 
-// Frees a text that a function of this library returned as `char *`. NULL is allowed.
+// Sets the text of a callback's failure. The callback then returns a value other than 0. The text is copied.
 //
-// Threads: any; each text once.
-// `text` is NULL or such a text, and was not freed before.
-void sterna_string_free(char *text);
+// Threads: the callback's, before it returns.
+// `failure` is the callback's argument. `message` is NULL or a text.
+void sterna_failure_set(struct sterna_failure *failure,
+                        const char *message);
 
 // Appends `length` bytes to the state. They are copied. May be called several times.
 //
-// Threads: that of `save`, before it returns.
+// Threads: the callback's, before it returns.
 void sterna_state_write(struct sterna_state *state,
                         const void *bytes,
                         size_t length);
+
+// As sterna_incoming_listen, for a VM that does not exist yet: `maker` makes it from the configuration of the source
+// (sterna_vm_callbacks.configuration).
+//
+// With `limits` the destination takes over what both sides must share, within these limits: multifd, its channels and
+// compression, postcopy, "switchover-ack" and the reconnect window. With NULL its own `parameters` must be equal to
+// the source's. A source whose settings are refused, or that sends no configuration, is refused, and the next one is
+// awaited. All settings but the shared ones are those of `parameters`.
+//
+// If the call fails, no `destroy` is called.
+//
+// Errors: as sterna_incoming_listen; STERNA_ERROR_SETTINGS for "file:" and "rdma:". Threads: any.
+int32_t sterna_incoming_listen_with(const struct sterna_vm_maker *maker,
+                                    const struct sterna_setting_limits *limits,
+                                    const char *address,
+                                    const struct sterna_parameters *parameters,
+                                    const struct sterna_observer *observer,
+                                    struct sterna_incoming **incoming,
+                                    struct sterna_error **error);
 
 // Adds a device. Devices are added before the VM's first migration. The source saves them in this order. The
 // source must send each device that the destination has.
@@ -428,24 +494,6 @@ int32_t sterna_vm_add_device(struct sterna_vm *vm,
 int32_t sterna_vm_set_compatibility(struct sterna_vm *vm,
                                     const struct sterna_device *record,
                                     struct sterna_error **error);
-
-// Reports `count` pages of block `block` from page `first` on. A page that the block does not have fails the sync.
-//
-// Threads: that of `read`, before it returns.
-void sterna_dirty_pages_add(struct sterna_dirty_pages *found,
-                            uint64_t block,
-                            uint64_t first,
-                            uint64_t count);
-
-// Reports the set bits of `words` as pages of a block from page `first` on; the lowest bit is the first page.
-// This is the format of KVM_GET_DIRTY_LOG. Bits after the block's last page must be clear.
-//
-// Threads: that of `read`, before it returns.
-void sterna_dirty_pages_add_bitmap(struct sterna_dirty_pages *found,
-                                   uint64_t block,
-                                   uint64_t first,
-                                   const uint64_t *words,
-                                   size_t words_count);
 
 // Uses KVM's dirty log for the writes of vCPUs. `vm_fd` is the descriptor of the virtual machine; it is
 // duplicated. The library sets and clears KVM_MEM_LOG_DIRTY_PAGES of the slots, which must not change during a
@@ -498,13 +546,6 @@ int32_t sterna_error_fault(const struct sterna_error *error);
 // `error` is NULL or an error that was not freed.
 void sterna_error_free(struct sterna_error *error);
 
-// Sets the text of a callback's failure. The callback then returns a value other than 0. The text is copied.
-//
-// Threads: the callback's, before it returns.
-// `failure` is the callback's argument. `message` is NULL or a text.
-void sterna_failure_set(struct sterna_failure *failure,
-                        const char *message);
-
 // QEMU's word for a status, such as "active"; NULL for an unknown number. The text is static.
 //
 // Threads: any.
@@ -524,7 +565,7 @@ int32_t sterna_vm_add_hook(struct sterna_vm *vm,
 // If the call fails, the observer's `destroy` is not called.
 //
 // Keep the handle after success: a source that lost the acknowledgement asks here whether the guest has
-// started.
+// started. See sterna_incoming_settle.
 //
 // Errors: as sterna_migration_start. Threads: any.
 int32_t sterna_incoming_listen(struct sterna_vm *vm,
@@ -600,6 +641,19 @@ int32_t sterna_incoming_status(const struct sterna_incoming *incoming);
 //
 // Threads: any.
 char *sterna_incoming_statistics(const struct sterna_incoming *incoming);
+
+// Waits for the end of the migration, answers the source's questions until none has arrived for `quiet_ms`
+// milliseconds, and then frees the handle. 60,000 are enough with the default limits. On return the address is
+// released, no thread of the migration runs, and the library uses guest memory only for the VM's handle.
+//
+// The result is STERNA_OK if the guest has arrived. The handle is freed after STERNA_ERROR_FAILED, too, but not after
+// another error.
+//
+// Errors: STERNA_ERROR_FAILED; STERNA_ERROR_STATE in a callback. Threads: any, once, and no other call with this
+// handle runs: a program that may have to cancel calls sterna_incoming_wait first.
+int32_t sterna_incoming_settle(struct sterna_incoming *incoming,
+                               uint64_t quiet_ms,
+                               struct sterna_error **error);
 
 // Frees the handle, and releases the address. A migration that is not committed is cancelled, and the call
 // waits for its end. A postcopy whose pages have not all arrived cannot be cancelled: the call waits until they
@@ -811,6 +865,30 @@ void sterna_parameters_free(struct sterna_parameters *parameters);
 int32_t sterna_vm_add_ram(struct sterna_vm *vm,
                           const struct sterna_ram_block *block,
                           struct sterna_error **error);
+
+// Frees a text that a function of this library returned as `char *`. NULL is allowed.
+//
+// Threads: any; each text once.
+// `text` is NULL or such a text, and was not freed before.
+void sterna_string_free(char *text);
+
+// Reports `count` pages of block `block` from page `first` on. A page that the block does not have fails the sync.
+//
+// Threads: that of `read`, before it returns.
+void sterna_dirty_pages_add(struct sterna_dirty_pages *found,
+                            uint64_t block,
+                            uint64_t first,
+                            uint64_t count);
+
+// Reports the set bits of `words` as pages of a block from page `first` on; the lowest bit is the first page.
+// This is the format of KVM_GET_DIRTY_LOG. Bits after the block's last page must be clear.
+//
+// Threads: that of `read`, before it returns.
+void sterna_dirty_pages_add_bitmap(struct sterna_dirty_pages *found,
+                                   uint64_t block,
+                                   uint64_t first,
+                                   const uint64_t *words,
+                                   size_t words_count);
 
 // Makes a virtual machine. Add its memory, devices, hooks and sources of dirty pages, then start a migration or
 // listen for one.

@@ -1,6 +1,6 @@
 //! What every entry of the library does: no panic leaves it, and pointers and texts are checked.
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -16,18 +16,6 @@ pub(crate) type Done<T = ()> = Result<T, Failure>;
 pub extern "C" fn sterna_version() -> *const c_char {
     const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
     VERSION.as_ptr().cast()
-}
-
-/// Frees a text that a function of this library returned as `char *`. NULL is allowed.
-///
-/// Threads: any; each text once.
-/// `text` is NULL or such a text, and was not freed before.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sterna_string_free(text: *mut c_char) {
-    if !text.is_null() {
-        // SAFETY: `new_text` has made it, and the caller gives it back once.
-        drop(unsafe { CString::from_raw(text) });
-    }
 }
 
 /// Runs the body of an entry. Stores its failure, or a panic, at `error` (NULL after success) and returns the code.
@@ -91,12 +79,6 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Done<&'a str> 
     bytes
         .to_str()
         .map_err(|error| Failure::new(STERNA_ERROR_ARGUMENT, format!("{name} is not UTF-8: {error}")))
-}
-
-/// A copy of a text for the caller. A NUL inside ends the copy.
-pub(crate) fn new_text(text: &str) -> CString {
-    let end = text.find('\0').unwrap_or(text.len());
-    CString::new(&text[..end]).unwrap_or_default()
 }
 
 /// A structure of C whose first member is its size, `size_t size`. Later versions append members.
@@ -167,10 +149,5 @@ mod tests {
             assert_eq!(enter(null_mut(), || panic!("again")), STERNA_ERROR_INTERNAL);
         }
         assert_eq!(quietly(3, || panic!("and again")), 3);
-    }
-
-    #[test]
-    fn text_with_a_nul_ends_there() {
-        assert_eq!(new_text("a\0b").as_bytes(), b"a");
     }
 }

@@ -1,18 +1,52 @@
-//! Calls of the program's functions.
+//! Calls of the program's functions, and how they report failures.
 
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use sterna::VmError;
 
-use crate::boundary::Done;
-use crate::error::{Failure, STERNA_ERROR_STATE, sterna_failure};
+use crate::boundary::{Done, text};
+use crate::error::{Failure, STERNA_ERROR_STATE};
 
 /// A callback that may fail: 0 for success. Its text is set with sterna_failure_set.
 pub type sterna_step = Option<unsafe extern "C" fn(user: *mut c_void, failure: *mut sterna_failure) -> i32>;
 /// A callback without a result.
 pub type sterna_notice = Option<unsafe extern "C" fn(user: *mut c_void)>;
+
+/// A callback's report of why it fails. It is valid until the callback returns.
+pub struct sterna_failure {
+    text: Option<String>,
+}
+
+/// Sets the text of a callback's failure. The callback then returns a value other than 0. The text is copied.
+///
+/// Threads: the callback's, before it returns.
+/// `failure` is the callback's argument. `message` is NULL or a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_failure_set(failure: *mut sterna_failure, message: *const c_char) {
+    // SAFETY: as the contract says.
+    if let (Some(failure), Ok(message)) = (unsafe { failure.as_mut() }, unsafe { text(message, "message") }) {
+        failure.text = Some(message.to_owned());
+    }
+}
+
+/// Receives the bytes that a callback writes: a device's state, or a configuration. Valid until the callback returns.
+pub struct sterna_state(pub(crate) Vec<u8>);
+
+/// Appends `length` bytes to the state. They are copied. May be called several times.
+///
+/// Threads: the callback's, before it returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_state_write(state: *mut sterna_state, bytes: *const c_void, length: usize) {
+    // SAFETY: `state` is the argument of the callback.
+    if let Some(state) = unsafe { state.as_mut() }
+        && !bytes.is_null()
+    {
+        // SAFETY: the caller gives `length` readable bytes.
+        state.0.extend_from_slice(unsafe { std::slice::from_raw_parts(bytes.cast(), length) });
+    }
+}
 
 /// A pointer of the program that is passed to its callbacks.
 #[derive(Clone, Copy)]
@@ -110,6 +144,21 @@ pub(crate) fn may_wait(function: &str) -> Done {
         return Err(Failure::new(STERNA_ERROR_STATE, text));
     }
     Ok(())
+}
+
+impl sterna_failure {
+    pub(crate) fn new() -> Self {
+        Self { text: None }
+    }
+
+    /// The result of the callback `what`, which returned `code`.
+    pub(crate) fn result(self, what: &str, code: i32) -> Result<(), VmError> {
+        match (code, self.text) {
+            (0, _) => Ok(()),
+            (_, Some(text)) => Err(VmError::new(what, text)),
+            (code, None) => Err(VmError::new(what, format!("the callback returned {code} without a text"))),
+        }
+    }
 }
 
 thread_local! {

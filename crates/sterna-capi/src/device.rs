@@ -6,8 +6,8 @@ use std::sync::Arc;
 use sterna::{Device, VmError};
 
 use crate::boundary::{Done, Versioned, enter, read, text};
-use crate::callbacks::{Owned, attempt};
-use crate::error::{Failure, STERNA_ERROR_ARGUMENT, sterna_error, sterna_failure};
+use crate::callbacks::{Owned, attempt, sterna_failure, sterna_state};
+use crate::error::{Failure, STERNA_ERROR_ARGUMENT, sterna_error};
 use crate::vm::sterna_vm;
 
 /// A device: a name, and the functions that save and load its state. A vCPU is a device, too.
@@ -53,23 +53,6 @@ pub struct sterna_device {
 unsafe impl Versioned for sterna_device {
     const NAME: &str = "sterna_device";
     const LEAST_BYTES: usize = size_of::<Self>();
-}
-
-/// Receives a device's state. Valid until `save` returns.
-pub struct sterna_state(Vec<u8>);
-
-/// Appends `length` bytes to the state. They are copied. May be called several times.
-///
-/// Threads: that of `save`, before it returns.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sterna_state_write(state: *mut sterna_state, bytes: *const c_void, length: usize) {
-    // SAFETY: `state` is the argument of `save`.
-    if let Some(state) = unsafe { state.as_mut() }
-        && !bytes.is_null()
-    {
-        // SAFETY: the caller gives `length` readable bytes.
-        state.0.extend_from_slice(unsafe { std::slice::from_raw_parts(bytes.cast(), length) });
-    }
 }
 
 /// Adds a device. Devices are added before the VM's first migration. The source saves them in this order. The

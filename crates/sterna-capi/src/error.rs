@@ -1,11 +1,11 @@
-//! Error codes, error objects, and failures of callbacks.
+//! Error codes and error objects.
 
 use std::any::Any;
 use std::ffi::{CString, c_char};
 
-use sterna::{Fault, MigrationError, VmError};
+use sterna::{Fault, MigrationError};
 
-use crate::boundary::{new_text, text};
+use crate::text::new_text;
 
 /// The call succeeded.
 pub const STERNA_OK: i32 = 0;
@@ -54,11 +54,6 @@ pub struct sterna_error {
     message: CString,
 }
 
-/// A callback's report of why it fails. It is valid until the callback returns.
-pub struct sterna_failure {
-    text: Option<String>,
-}
-
 /// The error's code, STERNA_ERROR_…; STERNA_OK for NULL.
 ///
 /// Threads: any.
@@ -101,18 +96,6 @@ pub unsafe extern "C" fn sterna_error_free(error: *mut sterna_error) {
     }
 }
 
-/// Sets the text of a callback's failure. The callback then returns a value other than 0. The text is copied.
-///
-/// Threads: the callback's, before it returns.
-/// `failure` is the callback's argument. `message` is NULL or a text.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sterna_failure_set(failure: *mut sterna_failure, message: *const c_char) {
-    // SAFETY: as the contract says.
-    if let (Some(failure), Ok(message)) = (unsafe { failure.as_mut() }, unsafe { text(message, "message") }) {
-        failure.text = Some(message.to_owned());
-    }
-}
-
 /// Why an entry fails.
 #[derive(Debug)]
 pub(crate) struct Failure {
@@ -124,6 +107,10 @@ pub(crate) struct Failure {
 impl Failure {
     pub(crate) fn new(code: i32, message: impl ToString) -> Self {
         Self { code, fault: STERNA_FAULT_NONE, message: message.to_string() }
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
     }
 
     /// A migration that ended with `error`.
@@ -147,20 +134,5 @@ impl Failure {
 impl From<Failure> for sterna_error {
     fn from(failure: Failure) -> Self {
         Self { code: failure.code, fault: failure.fault, message: new_text(&failure.message) }
-    }
-}
-
-impl sterna_failure {
-    pub(crate) fn new() -> Self {
-        Self { text: None }
-    }
-
-    /// The result of the callback `what`, which returned `code`.
-    pub(crate) fn result(self, what: &str, code: i32) -> Result<(), VmError> {
-        match (code, self.text) {
-            (0, _) => Ok(()),
-            (_, Some(text)) => Err(VmError::new(what, text)),
-            (code, None) => Err(VmError::new(what, format!("the callback returned {code} without a text"))),
-        }
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sterna::{Event, Observer, StartError, Status};
 
-use crate::boundary::{Done, Versioned, new_text, read};
+use crate::boundary::{Done, Versioned, read};
 use crate::callbacks::{Owned, inside, sterna_notice};
+use crate::text::new_text;
 
 /// No migration was started.
 pub const STERNA_STATUS_NONE: i32 = 0;

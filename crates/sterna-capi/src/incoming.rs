@@ -1,15 +1,17 @@
 //! The destination's side.
 
 use std::ffi::c_char;
+use std::time::Duration;
 
 use sterna::{Arrival, Incoming, RunState, Status, TlsEndpoint};
 
-use crate::boundary::{borrow, enter, hand_out, new_text, quietly, text, writable};
+use crate::boundary::{borrow, enter, hand_out, quietly, text, writable};
 use crate::callbacks::{is_inside, may_wait};
 use crate::error::{Failure, STERNA_ERROR_FAILED, STERNA_ERROR_STATE, STERNA_ERROR_TIMED_OUT, sterna_error};
 use crate::events::{STERNA_STATUS_NONE, Teller, status_code, sterna_observer};
 use crate::migration::{address_of, json, not_started, refused};
 use crate::parameters::{Settings, sterna_parameters};
+use crate::text::new_text;
 use crate::vm::sterna_vm;
 use crate::waiting::{Descriptor, LOOK, limit};
 
@@ -19,6 +21,12 @@ pub struct sterna_incoming {
     descriptor: Descriptor,
 }
 
+impl From<Incoming> for sterna_incoming {
+    fn from(incoming: Incoming) -> Self {
+        Self { incoming, descriptor: Descriptor::default() }
+    }
+}
+
 /// Waits at an address for a guest, and returns immediately; the address is bound then. "file:PATH" restores a
 /// saved guest.
 ///
@@ -26,7 +34,7 @@ pub struct sterna_incoming {
 /// If the call fails, the observer's `destroy` is not called.
 ///
 /// Keep the handle after success: a source that lost the acknowledgement asks here whether the guest has
-/// started.
+/// started. See sterna_incoming_settle.
 ///
 /// Errors: as sterna_migration_start. Threads: any.
 #[unsafe(no_mangle)]
@@ -49,13 +57,7 @@ pub unsafe extern "C" fn sterna_incoming_listen(
             let teller = Teller::new(observer)?;
             let listening =
                 teller.watch(|teller| Incoming::listen(machine, &address, values, capabilities, teller));
-            hand_out(
-                incoming,
-                sterna_incoming {
-                    incoming: listening.map_err(not_started)?,
-                    descriptor: Descriptor::default(),
-                },
-            );
+            hand_out(incoming, sterna_incoming::from(listening.map_err(not_started)?));
             Ok(())
         })
     }
@@ -234,6 +236,36 @@ pub unsafe extern "C" fn sterna_incoming_statistics(incoming: *const sterna_inco
     })
 }
 
+/// Waits for the end of the migration, answers the source's questions until none has arrived for `quiet_ms`
+/// milliseconds, and then frees the handle. 60,000 are enough with the default limits. On return the address is
+/// released, no thread of the migration runs, and the library uses guest memory only for the VM's handle.
+///
+/// The result is STERNA_OK if the guest has arrived. The handle is freed after STERNA_ERROR_FAILED, too, but not after
+/// another error.
+///
+/// Errors: STERNA_ERROR_FAILED; STERNA_ERROR_STATE in a callback. Threads: any, once, and no other call with this
+/// handle runs: a program that may have to cancel calls sterna_incoming_wait first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sterna_incoming_settle(
+    incoming: *mut sterna_incoming,
+    quiet_ms: u64,
+    error: *mut *mut sterna_error,
+) -> i32 {
+    // SAFETY: the header has these contracts.
+    unsafe {
+        enter(error, || {
+            may_wait("sterna_incoming_settle")?;
+            borrow(incoming, "incoming")?;
+            // The box is of `sterna_incoming_listen` or of `…_with`, and the caller gives it back once.
+            let this = Box::from_raw(incoming);
+            match this.incoming.settle(Duration::from_millis(quiet_ms)) {
+                Arrival::Failed(error) => Err(Failure::of_migration(STERNA_ERROR_FAILED, &error)),
+                _ => Ok(()),
+            }
+        })
+    }
+}
+
 /// Frees the handle, and releases the address. A migration that is not committed is cancelled, and the call
 /// waits for its end. A postcopy whose pages have not all arrived cannot be cancelled: the call waits until they
 /// have, also while its connection is lost, because the guest runs here and needs them. A held guest stays
@@ -247,7 +279,7 @@ pub unsafe extern "C" fn sterna_incoming_free(incoming: *mut sterna_incoming) {
         return;
     }
     quietly((), || {
-        // SAFETY: `sterna_incoming_listen` has made the box, and the caller gives it back once.
+        // SAFETY: `sterna_incoming_listen` or `…_with` has made the box, and the caller gives it back once.
         let this = unsafe { Box::from_raw(incoming) };
         if this.incoming.arrival().is_none() {
             let _ = this.incoming.cancel();

@@ -2,13 +2,16 @@
 //!
 //! | module | contains |
 //! | --- | --- |
-//! | `boundary` | what every entry does: no panic leaves it, pointers and texts are checked |
-//! | `error` | error codes, `sterna_error`, and how a callback reports a failure |
+//! | `boundary`, `text` | what every entry does: no panic leaves it, pointers and texts are checked |
+//! | `error` | error codes and `sterna_error` |
+//! | `callbacks` | calls of the program's functions, and how they report a failure |
 //! | `parameters` | settings by QEMU's names, from the tables of `sterna-qmp` |
 //! | `vm`, `ram`, `device`, `hook`, `dirty` | a virtual machine out of callbacks |
+//! | `parts`, `tracking` | what these have added, before the first migration |
 //! | `machine` | the same machine, as the engine sees it |
 //! | `events` | statuses and events |
 //! | `migration`, `incoming`, `waiting` | the two sides of a migration |
+//! | `configured` | a destination whose machine is made from the source's configuration |
 //!
 //! The types have their names in C, so that a search finds both. cbindgen writes the header; a test compares it.
 #![allow(non_camel_case_types, reason = "the types have their names in C")]
@@ -20,6 +23,7 @@
 
 mod boundary;
 mod callbacks;
+mod configured;
 mod device;
 mod dirty;
 mod error;
@@ -29,17 +33,20 @@ mod incoming;
 mod machine;
 mod migration;
 mod parameters;
+mod parts;
 mod ram;
+mod text;
+mod tracking;
 mod vm;
 mod waiting;
 
-pub use boundary::{sterna_string_free, sterna_version};
-pub use callbacks::{sterna_notice, sterna_step};
-pub use device::{
-    sterna_device, sterna_state, sterna_state_write, sterna_vm_add_device, sterna_vm_set_compatibility,
+pub use boundary::sterna_version;
+pub use callbacks::{
+    sterna_failure, sterna_failure_set, sterna_notice, sterna_state, sterna_state_write, sterna_step,
 };
+pub use configured::*;
+pub use device::{sterna_device, sterna_vm_add_device, sterna_vm_set_compatibility};
 pub use dirty::{
-    sterna_dirty_log, sterna_dirty_pages, sterna_dirty_pages_add, sterna_dirty_pages_add_bitmap,
     sterna_kvm_slot, sterna_vm_use_dirty_log, sterna_vm_use_kvm_dirty_log, sterna_vm_use_userfaultfd,
 };
 pub use error::*;
@@ -48,5 +55,10 @@ pub use hook::{sterna_hook, sterna_vm_add_hook};
 pub use incoming::*;
 pub use migration::*;
 pub use parameters::*;
+pub use parts::sterna_vm_callbacks;
 pub use ram::*;
+pub use text::sterna_string_free;
+pub use tracking::{
+    sterna_dirty_log, sterna_dirty_pages, sterna_dirty_pages_add, sterna_dirty_pages_add_bitmap,
+};
 pub use vm::*;

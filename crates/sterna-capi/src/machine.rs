@@ -6,9 +6,9 @@ use sterna::ram::dirty::Combined;
 use sterna::ram::{DirtySource, GuestRam};
 use sterna::{Device, Hook, RunState, SourceVm, TargetVm, Throttle, Vm, VmError};
 
-use crate::callbacks::{User, inside, notify, run, sterna_step};
-use crate::dirty;
-use crate::vm::{Parts, VmCallbacks, ram_of};
+use crate::callbacks::{User, inside, notify, run, sterna_state, sterna_step};
+use crate::parts::{Parts, VmCallbacks};
+use crate::tracking;
 
 /// A machine whose parts are fixed.
 pub(crate) struct Machine {
@@ -23,9 +23,10 @@ impl Machine {
     /// # Errors
     /// Blocks or slots do not fit together.
     pub(crate) fn new(mut parts: Parts) -> Result<Self, String> {
-        let ram = ram_of(std::mem::take(&mut parts.blocks))?;
+        let ram = GuestRam::new(std::mem::take(&mut parts.blocks)).map_err(|error| error.to_string())?;
         let is_tracked = !parts.dirty.is_empty();
-        let dirty = dirty::join(std::mem::take(&mut parts.dirty), &ram).map_err(|error| error.to_string())?;
+        let dirty =
+            tracking::join(std::mem::take(&mut parts.dirty), &ram).map_err(|error| error.to_string())?;
         Ok(Self { ram, is_tracked, parts, dirty })
     }
 
@@ -97,6 +98,14 @@ impl SourceVm for Machine {
 
     fn resume(&self) -> Result<(), VmError> {
         self.step("resume the guest", self.vm().given.resume)
+    }
+
+    fn configuration(&self) -> Option<Vec<u8>> {
+        let write = self.vm().given.configuration?;
+        let mut state = sterna_state(Vec::new());
+        // SAFETY: as in `step`.
+        let is_written = inside(|| unsafe { write(self.user().0, &raw mut state) });
+        is_written.then_some(state.0)
     }
 
     fn throttle(&self) -> Option<&dyn Throttle> {

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 use parking_lot::Mutex;
 use sterna::{Address, Decision, Migration, Outcome, StartError, Status, TlsEndpoint, Waited};
 
-use crate::boundary::{Done, borrow, enter, hand_out, new_text, quietly, text, writable};
+use crate::boundary::{Done, borrow, enter, hand_out, quietly, text, writable};
 use crate::callbacks::{is_inside, may_wait};
 use crate::error::{
     Failure, STERNA_ERROR_ARGUMENT, STERNA_ERROR_CANCELLED, STERNA_ERROR_FAILED, STERNA_ERROR_HELD,
@@ -14,6 +14,7 @@ use crate::error::{
 };
 use crate::events::{STERNA_STATUS_NONE, Teller, status_code, sterna_observer};
 use crate::parameters::{Settings, sterna_parameters};
+use crate::text::new_text;
 use crate::vm::sterna_vm;
 use crate::waiting::{Descriptor, LOOK, limit};
 

@@ -14,11 +14,12 @@ use sterna::{
 };
 use sterna_qmp::migration::{CAPABILITIES, CapabilitySet, ParameterSet, parameter};
 
-use crate::boundary::{Done, borrow, enter, hand_out, new_text, quietly, text, writable};
+use crate::boundary::{Done, borrow, enter, hand_out, quietly, text, writable};
 use crate::callbacks::{Owned, inside, sterna_notice};
 use crate::error::{
     Failure, STERNA_ERROR_CREDENTIALS, STERNA_ERROR_NAME, STERNA_ERROR_SETTINGS, sterna_error,
 };
+use crate::text::new_text;
 
 /// The settings of a migration: QEMU's parameters and capabilities, and TLS. A migration copies them when it starts.
 pub struct sterna_parameters {

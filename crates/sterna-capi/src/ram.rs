@@ -9,7 +9,8 @@ use sterna::ram::{ExternalMemory, MemoryPermissions, RamBlock};
 
 use crate::boundary::{Done, Versioned, enter, read, text};
 use crate::error::{Failure, STERNA_ERROR_ARGUMENT, STERNA_ERROR_SYSTEM, sterna_error};
-use crate::vm::{Parts, sterna_vm};
+use crate::parts::Parts;
+use crate::vm::sterna_vm;
 
 /// The memory is mapped MAP_SHARED.
 pub const STERNA_RAM_SHARED: u32 = 1;

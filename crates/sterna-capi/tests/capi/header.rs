@@ -89,7 +89,9 @@ fn header_is_valid_c_and_cxx() {
 fn code_of_the_guide_compiles() {
     let Some(installed) = installed::or_skip("code_of_the_guide_compiles") else { return };
     let guide = std::fs::read_to_string(crate_directory().join("../../docs/c-api.md")).expect("a guide");
-    let code = guide.split_once("\n```c\n").and_then(|(_, rest)| rest.split_once("\n```\n")).expect("code").0;
+    let blocks = guide.split("\n```c\n").skip(1).map(|rest| rest.split("\n```\n").next().expect("an end"));
+    let code = blocks.collect::<Vec<_>>().join("\n");
+    assert!(code.contains("sterna_incoming_listen_with"), "{code}");
     let home = tempfile::tempdir().expect("a directory");
     std::fs::write(home.path().join("guide.c"), format!("{code}\n")).expect("written");
 

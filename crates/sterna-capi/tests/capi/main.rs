@@ -9,6 +9,7 @@ mod installed;
 mod plain;
 
 mod c_vmm;
+mod configured;
 mod header;
 mod languages;
 mod lifetime;

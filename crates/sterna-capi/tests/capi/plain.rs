@@ -22,6 +22,8 @@ pub(crate) struct Plain {
     pub(crate) stop_fails: Mutex<Option<CString>>,
     /// Text with which `load` fails.
     pub(crate) load_fails: Mutex<Option<CString>>,
+    /// What the source says about its machine.
+    pub(crate) configuration: Mutex<Option<&'static [u8]>>,
     pub(crate) resumed: AtomicUsize,
     pub(crate) reset: AtomicUsize,
     pub(crate) destroyed: AtomicUsize,
@@ -147,6 +149,7 @@ impl Plain {
             writes_all: AtomicBool::new(false),
             stop_fails: Mutex::new(None),
             load_fails: Mutex::new(None),
+            configuration: Mutex::new(None),
             resumed: AtomicUsize::new(0),
             reset: AtomicUsize::new(0),
             destroyed: AtomicUsize::new(0),
@@ -176,6 +179,7 @@ pub(crate) fn callbacks(plain: &Arc<Plain>) -> sterna_vm_callbacks {
         start: Some(resume),
         take_over_paused: None,
         reset: Some(reset),
+        configuration: Some(configuration),
     }
 }
 
@@ -248,6 +252,14 @@ unsafe extern "C" fn resume(user: *mut c_void, _: *mut sterna_failure) -> i32 {
 unsafe extern "C" fn reset(user: *mut c_void) {
     // SAFETY: a machine's.
     unsafe { plain(user) }.reset.fetch_add(1, SeqCst);
+}
+
+unsafe extern "C" fn configuration(user: *mut c_void, state: *mut sterna_state) -> bool {
+    // SAFETY: a machine's.
+    let Some(bytes) = *unsafe { plain(user) }.configuration.lock() else { return false };
+    // SAFETY: the state is the argument.
+    unsafe { sterna_state_write(state, bytes.as_ptr().cast(), bytes.len()) };
+    true
 }
 
 unsafe extern "C" fn save(user: *mut c_void, state: *mut sterna_state, _: *mut sterna_failure) -> i32 {
