@@ -6,7 +6,7 @@
 //! There the migration waits in a known state of both handover machines while the blow is applied. A side
 //! that is to be killed lives in a process of its own ([`child`]).
 //!
-//! The judge checks each case ([`judge`]):
+//! The judge (`judge.rs`) checks each case:
 //!
 //! - Exactly one side may run the guest. A killed guest is gone. An undecided guest runs on neither side
 //!   until a decision.

@@ -5,6 +5,7 @@ mod api;
 mod embedding;
 mod manifests;
 mod mutants;
+mod semver;
 pub mod tools;
 
 use std::io::ErrorKind;
@@ -17,8 +18,8 @@ use crate::parts::{Outcome, Parts};
 use crate::process::{self, Failure, Result};
 use crate::workspace::{Metadata, target_directory};
 
-const PARTS: [&str; 9] =
-    ["manifests", "package", "msrv", "features", "embedding", "docs", "api", "deny", "mutants"];
+const PARTS: [&str; 10] =
+    ["manifests", "package", "msrv", "features", "embedding", "docs", "api", "semver", "deny", "mutants"];
 /// Features that choose the library of TLS.
 const TLS_LIBRARIES: [&str; 2] = ["aws-lc-rs", "ring"];
 /// Text that cargo-deny prints when it has no network.
@@ -26,8 +27,17 @@ const NO_NETWORK: &str = "failed to fetch advisory database";
 
 /// Runs all parts or the named ones, or stores the interfaces.
 ///
-/// `cargo xtask release-check [--update-api | PART…]`.
+/// `cargo xtask release-check [--since REVISION] [--mutants-minutes N] [--update-api | PART…]`.
 pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
+    let (since, arguments) = option(arguments, "--since")?;
+    let (minutes, arguments) = option(&arguments, "--mutants-minutes")?;
+    let minutes = minutes.map(|minutes| {
+        minutes
+            .parse()
+            .map_err(|_| Failure::Usage(format!("--mutants-minutes takes a number, not `{minutes}`")))
+    });
+    let minutes = minutes.transpose()?.unwrap_or(mutants::MINUTES);
+    let arguments = &arguments[..];
     match arguments {
         [word] if word == "--list" => {
             println!("{}", PARTS.join("\n"));
@@ -49,9 +59,21 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
     parts.part("embedding", embedding::check);
     parts.part("docs", || docs(&names));
     parts.part("api", || api::check(&crates));
+    parts.part("semver", || semver::check(&crates, since.as_deref()));
     parts.part("deny", deny);
-    parts.part("mutants", mutants::check);
+    parts.part("mutants", || mutants::check(minutes));
     parts.finish()
+}
+
+/// The value of an option, and the other arguments.
+fn option(arguments: &[String], name: &str) -> std::result::Result<(Option<String>, Vec<String>), Failure> {
+    let mut others = arguments.to_vec();
+    let Some(at) = others.iter().position(|argument| argument == name) else { return Ok((None, others)) };
+    if at + 1 == others.len() {
+        return Err(Failure::Usage(format!("{name} needs a value")));
+    }
+    let value = others.drain(at..at + 2).nth(1);
+    Ok((value, others))
 }
 
 /// A crate that is published on crates.io.
@@ -203,12 +225,12 @@ fn sets(features: &[String], needs_library: bool) -> Vec<Vec<&str>> {
     sets
 }
 
-/// Builds the documentation; a broken link is an error.
+/// Builds the documentation; a warning is an error, for example a broken link.
 fn docs(names: &[String]) -> Result<Outcome> {
     let mut command = process::cargo();
     command
         .args(["doc", "--quiet", "--locked", "--no-deps", "--all-features"])
-        .env("RUSTDOCFLAGS", "-D rustdoc::broken-intra-doc-links");
+        .env("RUSTDOCFLAGS", "-D warnings");
     select(&mut command, names);
     command.arg("--target-dir").arg(target_directory().join("release-check"));
     process::run(&mut command).map(|()| Outcome::Passed)
@@ -242,6 +264,17 @@ fn select(command: &mut Command, names: &[String]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn option_is_taken_out_of_the_arguments() {
+        let of = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let taken = option(&of(&["api", "--since", "v1", "docs"]), "--since");
+        assert!(
+            matches!(&taken, Ok((Some(value), others)) if value == "v1" && *others == of(&["api", "docs"]))
+        );
+        assert!(matches!(option(&of(&["api"]), "--since"), Ok((None, others)) if others == of(&["api"])));
+        assert!(option(&of(&["--since"]), "--since").is_err());
+    }
 
     #[test]
     fn sets_are_the_least_each_feature_alone_and_all() {

@@ -45,8 +45,15 @@ fn lacks(package: &Value) -> Vec<String> {
             wrong.push(format!("{list}: one to five, not {}", count(list)));
         }
     }
-    if package["metadata"]["docs"]["rs"].is_null() {
+    // Cargo warns when all three are missing.
+    if !["documentation", "homepage", "repository"].iter().any(|name| has(name)) {
+        wrong.push("no documentation, homepage or repository".into());
+    }
+    let (docs, features) = (&package["metadata"]["docs"]["rs"], package["features"].as_object());
+    if docs.is_null() {
         wrong.push("no [package.metadata.docs.rs]".into());
+    } else if features.is_some_and(|features| !features.is_empty()) && docs["all-features"] != true {
+        wrong.push("docs.rs does not document all features".into());
     }
     let uses = package["dependencies"].as_array().into_iter().flatten();
     let open = uses.filter(|used| used["kind"] != "dev" && !used["path"].is_null() && used["req"] == "*");
@@ -84,15 +91,17 @@ mod tests {
     fn lacks_names_what_is_missing() {
         let package = serde_json::json!({
             "description": "", "license": "MIT", "readme": "README.md", "rust_version": "1.88",
-            "keywords": ["a"], "categories": [], "metadata": null,
+            "keywords": ["a"], "categories": [], "metadata": null, "features": {},
             "dependencies": [{"name": "low", "kind": null, "path": "/x", "req": "*"}],
         });
 
         let wrong = lacks(&package).join("; ");
 
-        for what in ["no description", "categories", "docs.rs", "low"] {
+        for what in ["no description", "categories", "docs.rs", "low", "repository"] {
             assert!(wrong.contains(what), "{what}: {wrong}");
         }
         assert!(!wrong.contains("keywords"));
+        let some = serde_json::json!({"features": {"a": []}, "metadata": {"docs": {"rs": {"targets": []}}}});
+        assert!(lacks(&some).join("; ").contains("all features"));
     }
 }

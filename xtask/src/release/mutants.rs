@@ -8,16 +8,17 @@ use crate::parts::Outcome;
 use crate::process::Result;
 use crate::workspace::target_directory;
 
-/// Time limit of a run. All mutants take hours; they run in random order, so that every run tries
+/// Time limit of a run, in minutes. All mutants take hours; they run in random order, so that every run tries
 /// others.
-const LIMIT: Duration = Duration::from_secs(30 * 60);
+pub const MINUTES: u64 = 30;
 /// Schedules of the simulator for each mutant: a sixth of the number in the tests. A mutant rarely
 /// survives them.
 const SCHEDULES: &str = "50000";
 
-/// Fails with the mutants that no test notices. `.cargo/mutants.toml` lists the permitted ones,
+/// Fails with the mutants that no test notices within `minutes`. `.cargo/mutants.toml` lists the permitted ones,
 /// each with a reason.
-pub fn check() -> Result<Outcome> {
+pub fn check(minutes: u64) -> Result<Outcome> {
+    let limit = Duration::from_secs(minutes * 60);
     let tool = match tools::installed(&tools::MUTANTS) {
         Ok(tool) => tool,
         Err(why) => return Ok(Outcome::Skipped(why)),
@@ -40,7 +41,7 @@ pub fn check() -> Result<Outcome> {
     let ended = loop {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break Some(status),
-            None if began.elapsed() > LIMIT => break None,
+            None if began.elapsed() > limit => break None,
             None => std::thread::sleep(Duration::from_millis(500)),
         }
     };

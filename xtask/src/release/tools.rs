@@ -12,17 +12,17 @@ pub struct Tool {
     pub name: &'static str,
     /// The version that is installed.
     pub version: &'static str,
-    /// The profile with which it is compiled.
+    /// The profile with which it is compiled. `dev`: the tools run for seconds, and compile for minutes.
     pub profile: &'static str,
 }
 
 /// Checks licences, sources, duplicates and advisories.
-pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", profile: "release" };
+pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", profile: "dev" };
 /// Prints the public interface as text. This version must read the JSON of the pinned toolchain's
 /// rustdoc.
-pub const PUBLIC_API: Tool = Tool { name: "cargo-public-api", version: "0.52.0", profile: "release" };
+pub const PUBLIC_API: Tool = Tool { name: "cargo-public-api", version: "0.52.0", profile: "dev" };
 /// Changes a program in places where a test should notice.
-pub const MUTANTS: Tool = Tool { name: "cargo-mutants", version: "27.1.0", profile: "release" };
+pub const MUTANTS: Tool = Tool { name: "cargo-mutants", version: "27.1.0", profile: "dev" };
 
 /// Writes the header of the C interface. Another version writes another text.
 pub const CBINDGEN: Tool = Tool { name: "cbindgen", version: "0.29.4", profile: "dev" };
