@@ -1,7 +1,8 @@
-//! A pipe between a VM and this program.
+//! A pipe or a pair of sockets between a VM and this program.
 
 use std::os::fd::OwnedFd;
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::error::DriveError;
@@ -16,4 +17,10 @@ pub(super) fn pipe() -> Result<(OwnedFd, OwnedFd), DriveError> {
     // A smaller pipe only costs speed.
     let _ = fcntl_setpipe_size(&ends.0, PIPE_BYTES);
     Ok(ends)
+}
+
+/// Creates a pair of connected sockets. Sterna's own VMM loads from a socket, not from a pipe.
+pub(super) fn sockets() -> Result<(OwnedFd, OwnedFd), DriveError> {
+    socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(|error| DriveError::Failed(format!("cannot create a pair of sockets: {error}")))
 }

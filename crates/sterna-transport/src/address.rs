@@ -86,6 +86,11 @@ impl Address {
         }
     }
 
+    /// Whether the address is a pipe that was handed over. A guest can be saved into it.
+    pub fn is_pipe(&self) -> bool {
+        matches!(self, Address::Handed(fd) if fd.is_pipe())
+    }
+
     /// Takes ownership of the inherited descriptor that this address names by its number (`fd:7`).
     ///
     /// Other addresses are returned unchanged. The call is meant for addresses on the program's command line,

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rustix::fs::FileType;
 use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, getsockname, sockopt};
 
@@ -24,13 +25,16 @@ pub struct HandedFd {
     name: String,
     fd: Arc<Mutex<Option<OwnedFd>>>,
     is_listening: bool,
+    is_pipe: bool,
 }
 
 impl HandedFd {
     /// Makes an address part that owns `fd`. `name` is its name in messages.
     pub fn new(fd: OwnedFd, name: impl Into<String>) -> Self {
         let is_listening = socket::is_listening(fd.as_fd()).unwrap_or(false);
-        Self { name: name.into(), fd: Arc::new(Mutex::new(Some(fd))), is_listening }
+        let kind = rustix::fs::fstat(&fd).map(|status| FileType::from_raw_mode(status.st_mode));
+        let is_pipe = kind.is_ok_and(|kind| kind == FileType::Fifo);
+        Self { name: name.into(), fd: Arc::new(Mutex::new(Some(fd))), is_listening, is_pipe }
     }
 
     /// As [`HandedFd::new`], for a listening stream socket. Its name is the address at which it listens.
@@ -72,6 +76,20 @@ impl HandedFd {
         self.is_listening
     }
 
+    /// Whether the descriptor is a pipe, which carries bytes in one direction.
+    pub fn is_pipe(&self) -> bool {
+        self.is_pipe
+    }
+
+    /// Takes the descriptor, of which this is the only owner.
+    ///
+    /// # Errors
+    /// `NotFound`: it was taken before.
+    pub fn take(&self) -> io::Result<OwnedFd> {
+        let taken = self.fd.lock().take();
+        taken.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the descriptor was already used"))
+    }
+
     /// The name in messages.
     pub fn name(&self) -> &str {
         &self.name
@@ -98,11 +116,6 @@ impl HandedFd {
         rustix::io::fcntl_setfd(given, flags | FdFlags::CLOEXEC)?;
         // SAFETY: the descriptor is open, and the caller guarantees that it has no other owner.
         Ok(Self::new(unsafe { OwnedFd::from_raw_fd(number) }, name))
-    }
-
-    pub(crate) fn take(&self) -> io::Result<OwnedFd> {
-        let taken = self.fd.lock().take();
-        taken.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the descriptor was already used"))
     }
 }
 

@@ -16,7 +16,7 @@ use crate::settings_error::SettingsError;
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Feature {
-    /// A file as the peer (`file:`).
+    /// A file as the peer (`file:`), or a pipe whose reader stores the stream.
     File,
     /// A file that contains a stream (`file:` without `mapped-ram`).
     StreamFile,
@@ -145,7 +145,7 @@ impl Features {
     /// The features that an address alone requests.
     pub fn of_address(address: &Address) -> Self {
         Self::default()
-            .with(Feature::File, matches!(address, Address::File { .. }))
+            .with(Feature::File, matches!(address, Address::File { .. }) || address.is_pipe())
             .with(Feature::Rdma, matches!(address, Address::Rdma { .. }))
             .with(Feature::UnixSocket, matches!(address, Address::Unix(_)))
             .with(Feature::Descriptor, address.is_descriptor())
@@ -255,6 +255,7 @@ pub static RULES: &[Rule] = &[
     both(Feature::Rdma, Excludes, Feature::Tls, SettingsError::RdmaHasNoTls),
     both(Feature::Rdma, Excludes, Feature::Compression, SettingsError::RdmaIsUncompressed),
     both(Feature::MappedRam, Needs, Feature::File, SettingsError::MappedNeedsFile),
+    both(Feature::MappedRam, Excludes, Feature::Descriptor, SettingsError::MappedNeedsFile),
     both(Feature::MappedRam, Excludes, Feature::Compression, SettingsError::MappedIsUncompressed),
     both(Feature::Descriptor, Excludes, Feature::Multifd, SettingsError::DescriptorIsOneChannel),
     source(Feature::SameHost, Needs, Feature::UnixSocket, SettingsError::CprNeedsUnix),

@@ -70,7 +70,7 @@ fn told(output: &Output) -> Value {
 
 #[test]
 fn save_and_restore_of_our_own_vmm_move_the_guest() {
-    for form in ["mapped-ram", "legacy"] {
+    for form in ["mapped-ram", "legacy", "sterna", "legacy-zstd"] {
         let directory = tempfile::tempdir().unwrap();
         let (image, socket) = (directory.path().join("vm.img"), directory.path().join("a.qmp"));
         let source = Process::start(socket.clone(), &[]);

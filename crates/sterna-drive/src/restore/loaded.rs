@@ -19,7 +19,8 @@ use sterna_transport::{Direct, OpenOptions as PageOptions, PageFile, QueueOption
 use super::cached::is_cached;
 use super::examine::Subject;
 use super::request::RestoreRequest;
-use crate::{DriveError, Progress, Settings, Vm, pipe};
+use crate::pipe::{pipe, sockets};
+use crate::{DriveError, Progress, Settings, Vm};
 
 /// Name of the pipe's descriptor in the VM.
 const NAME: &str = "sterna-restore";
@@ -182,7 +183,7 @@ impl Feed {
         request: &RestoreRequest,
         file: Option<Arc<PageFile>>,
     ) -> Result<Self, DriveError> {
-        let (theirs, ours) = pipe()?;
+        let (theirs, ours) = if vm.is_sterna() { sockets()? } else { pipe()? };
         vm.send_fd(NAME, theirs.as_fd())?;
         drop(theirs);
         let failure = Arc::new(Mutex::new(None));

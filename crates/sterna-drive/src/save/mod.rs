@@ -165,9 +165,9 @@ impl Road {
             Self::Written(written) => written.uri(),
             Self::Piped(piped) => piped.uri(),
         };
-        // Sterna's VMM answers its monitor during a save, and its stream contains the guest's run state before the
-        // stop.
-        if is_live && !vm.is_sterna() {
+        // Sterna's VMM answers its monitor while it saves into a file, and the file contains the guest's run state before
+        // the stop.
+        if is_live && !(vm.is_sterna() && matches!(self, Self::Written(_))) {
             vm.execute("stop", serde_json::Value::Null)?;
         }
         vm.execute("migrate", serde_json::json!({ "uri": uri }))?;

@@ -102,19 +102,19 @@ impl MigrationControl {
     }
 
     pub(super) fn migrate_from(&self, to: Address, context: &mut Context) -> Result<(), QmpError> {
-        self.migrate(&with_descriptor(to, context)?)
+        self.migrate(&with_descriptor(to, context, true)?)
     }
 
     pub(super) fn listen_from(&self, at: Address, context: &mut Context) -> Result<(), QmpError> {
-        self.listen(&with_descriptor(at, context)?)
+        self.listen(&with_descriptor(at, context, false)?)
     }
 
     pub(super) fn resume_from(&self, to: Address, context: &mut Context) -> Result<(), QmpError> {
-        self.resume(&with_descriptor(to, context)?)
+        self.resume(&with_descriptor(to, context, false)?)
     }
 
     pub(super) fn recover_from(&self, at: Address, context: &mut Context) -> Result<(), QmpError> {
-        self.recover(&with_descriptor(at, context)?)
+        self.recover(&with_descriptor(at, context, false)?)
     }
 
     fn describe(&self, command: &str) -> Result<Value, QmpError> {
@@ -160,8 +160,8 @@ impl MigrationControl {
 
 /// Replaces the descriptor's name in the address by the descriptor that `getfd` passed. This uses the descriptor up,
 /// and it is closed with the migration. A number names a descriptor that belongs to another part of this process. It
-/// is only duplicated.
-fn with_descriptor(address: Address, context: &mut Context) -> Result<Address, QmpError> {
+/// is only duplicated. `may_be_pipe`: a guest is saved there.
+fn with_descriptor(address: Address, context: &mut Context, may_be_pipe: bool) -> Result<Address, QmpError> {
     let Address::Fd(name) = &address else { return Ok(address) };
     if name.bytes().all(|byte| byte.is_ascii_digit()) {
         return Ok(address);
@@ -169,10 +169,15 @@ fn with_descriptor(address: Address, context: &mut Context) -> Result<Address, Q
     let fd = context.take_fd(name).ok_or_else(|| {
         QmpError::generic(format!("File descriptor named '{name}' has not been found; pass it with 'getfd'"))
     })?;
-    rustix::net::sockopt::socket_type(&fd).map_err(|_| {
-        QmpError::generic(format!("The descriptor '{name}' is not a socket; pass a connected socket"))
-    })?;
-    Ok(Address::Handed(HandedFd::new(fd, name)))
+    let is_socket = rustix::net::sockopt::socket_type(&fd).is_ok();
+    let handed = Address::Handed(HandedFd::new(fd, name));
+    if is_socket || may_be_pipe && handed.is_pipe() {
+        return Ok(handed);
+    }
+    let or_pipe = if may_be_pipe { ", or a pipe to save the guest" } else { "" };
+    Err(QmpError::generic(format!(
+        "The descriptor '{name}' is not a socket; pass a connected socket{or_pipe}"
+    )))
 }
 
 fn guest_at(word: &str) -> Result<GuestAt, QmpError> {

@@ -27,6 +27,7 @@ pub(crate) mod main_stream;
 mod measure;
 mod memory_sums;
 mod outcome;
+mod pipe;
 mod postcopy;
 #[cfg(feature = "standby")]
 mod protected;

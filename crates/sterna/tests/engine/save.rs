@@ -124,6 +124,60 @@ fn writing_guest_is_saved_and_loaded_every_way() {
 }
 
 #[test]
+fn guest_that_is_saved_through_a_pipe_is_whole_and_may_run_on() {
+    let directory = on_disk();
+    let (_, params, capabilities) = ways().remove(0);
+    let source = running(&dense());
+    for number in 0..2 {
+        let path = directory.path().join(format!("{number}"));
+        let (mut theirs, ours) = std::io::pipe().unwrap();
+        let to = Address::Handed(sterna::HandedFd::new(ours.into(), "pipe"));
+        assert!(to.is_pipe());
+        let mut stored = std::fs::File::create(&path).unwrap();
+        let storing = std::thread::spawn(move || std::io::copy(&mut theirs, &mut stored).unwrap());
+
+        let migration = save(&source, &to, &params, capabilities);
+
+        // The end of the pipe is the end of the stream.
+        assert!(storing.join().unwrap() > 1 << 20);
+        let (target, arrival) = load(&file(&path, 0), &params, capabilities, &dense());
+        assert!(matches!(arrival, Arrival::Completed(RunState::Running)), "{arrival:?}");
+        assert_lives_on(&target);
+        migration.resume_saved().unwrap();
+        assert_eq!(source.run_state(), RunState::Running);
+    }
+}
+
+#[test]
+fn pipe_whose_reader_ends_or_hangs_leaves_the_guest_here() {
+    let (_, params, capabilities) = ways().remove(0);
+    let source = running(&dense());
+    let (theirs, ours) = std::io::pipe().unwrap();
+    let to = Address::Handed(sterna::HandedFd::new(ours.into(), "pipe"));
+    let migration = start(&source, &to, &params, capabilities, Arc::new(()));
+    drop(theirs);
+    let outcome = migration.wait();
+    assert!(matches!(outcome, Outcome::Failed { held: false, .. }), "{outcome:?}");
+    assert_eq!(source.run_state(), RunState::Running);
+
+    let (theirs, ours) = std::io::pipe().unwrap();
+    let to = Address::Handed(sterna::HandedFd::new(ours.into(), "pipe"));
+    let migration = start(&source, &to, &params, capabilities, Arc::new(()));
+    migration.cancel().unwrap();
+    let outcome = migration.wait();
+    assert!(matches!(outcome, Outcome::Cancelled), "{outcome:?}");
+    assert_eq!(source.run_state(), RunState::Running);
+    drop(theirs);
+
+    let mapped = Capabilities { mapped_ram: true, ..capabilities };
+    let (_theirs, ours) = std::io::pipe().unwrap();
+    let to = Address::Handed(sterna::HandedFd::new(ours.into(), "pipe"));
+    let vm: Arc<dyn SourceVm> = source.clone();
+    let refused = Migration::start(vm, &to, params, mapped, Arc::new(()));
+    assert!(matches!(refused, Err(StartError::Settings(SettingsError::MappedNeedsFile))));
+}
+
+#[test]
 fn saved_guest_runs_on_if_it_is_told_to() {
     let directory = on_disk();
     let path = directory.path().join("image");

@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | [`Sockets`](sockets::Sockets) | over a main channel and, with multifd, over channels for the lanes; within one host with descriptors of the memory |
 //! | [`SaveFile`](super::file::SaveFile) | into a file |
+//! | [`SavePipe`](super::pipe::SavePipe) | as a stream into a pipe, whose reader stores it |
 //! | `RdmaCarrier` (outgoing/rdma) | over RDMA |
 //!
 //! Another transport is an address, a folder with a [`Transport`] and a carrier, and two lines here: the module and its row in [`of`].
@@ -26,6 +27,7 @@ pub(super) fn of(address: &Address) -> &'static Transport {
     match address {
         Address::Tcp { .. } | Address::Unix(_) => &sockets::NETWORK,
         Address::File { .. } => &crate::outgoing::file::TRANSPORT,
+        at if at.is_pipe() => &crate::outgoing::pipe::TRANSPORT,
         #[cfg(feature = "rdma")]
         Address::Rdma { .. } => &crate::outgoing::rdma::TRANSPORT,
         _ => &sockets::DESCRIPTOR,

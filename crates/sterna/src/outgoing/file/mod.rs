@@ -213,7 +213,7 @@ impl Carrier for SaveFile {
 /// Writes the record of compatibility.
 ///
 /// A Sterna destination compares it before any RAM is sent. For a file, the loading side compares it.
-fn record_compatibility(shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
+pub(super) fn record_compatibility(shared: &Shared, main: &MainChannel) -> Result<(), MigrationError> {
     let Some(record) = shared.guest.vm.compatibility() else { return Ok(()) };
     let body = call("Device::save of the compatibility record", || record.save())?;
     let header = (extension::COMPATIBILITY_SECTION, 0, record.version());
