@@ -389,10 +389,7 @@ impl PrimaryContact {
     }
 
     fn send(&self, message: Message) {
-        if let Err(why) = self.runner.link.send(message) {
-            self.runner.note_end(why);
-            self.runner.tell(Event::ConnectionLost);
-        }
+        self.runner.send(message, Event::ConnectionLost);
     }
 
     /// Repeats `act` until it succeeds. The gate keeps all output meanwhile.

@@ -13,7 +13,8 @@ use sterna::internals::Driver;
 use sterna::internals::threads::{self, NewThread, OnThreadStart, ThreadRole, hooked};
 use sterna_proto::machine::Machine;
 use sterna_proto::replica::Ruling;
-use sterna_wire::replica::ArbiterIdentity;
+use sterna_transport::TransportError;
+use sterna_wire::replica::{ArbiterIdentity, Message};
 
 use super::error::ContactError;
 use super::link::Link;
@@ -220,10 +221,27 @@ where
         hooked(self.hook.as_ref(), || threads::spawn(thread, work, died))
     }
 
+    /// Sends a message. A peer that does not read counts as the event `lost`.
+    ///
+    /// A connection that the peer has closed is reported by [`Runner::read`]: the peer's last message may wait in it,
+    /// and it must be known before the end is.
+    pub(super) fn send(&self, message: Message, lost: M::Event) {
+        match self.link.send(message) {
+            Ok(()) => {}
+            Err(ContactError::Transport(why @ TransportError::Reset { .. })) => {
+                tracing::debug!(%why, "a protection's message was not sent");
+            }
+            Err(why) => {
+                self.note_end(why);
+                self.tell(lost);
+            }
+        }
+    }
+
     /// Reads the peer's messages until the connection ends.
     pub(super) fn read(
         &self,
-        mut event: impl FnMut(sterna_wire::replica::Message) -> M::Event,
+        mut event: impl FnMut(Message) -> M::Event,
         lost: M::Event,
         misbehaved: M::Event,
     ) {

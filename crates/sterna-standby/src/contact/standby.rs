@@ -279,10 +279,7 @@ impl StandbyContact {
     }
 
     fn send(&self, message: Message) {
-        if let Err(why) = self.runner.link.send(message) {
-            self.runner.note_end(why);
-            self.runner.tell(Event::ConnectionLost);
-        }
+        self.runner.send(message, Event::ConnectionLost);
     }
 }
 

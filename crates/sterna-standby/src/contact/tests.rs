@@ -160,6 +160,20 @@ fn standby_with_a_fence_uses_it_for_a_primary_that_stops_by_itself_too() {
     assert_eq!(sides.primary.wait(), Outcome::Lost);
 }
 
+/// The standby closes the connection after its last message. A heartbeat that meets the closed connection must not
+/// hide the message.
+#[test]
+fn requested_end_is_no_loss_although_a_heartbeat_meets_the_closed_connection() {
+    for _ in 0..300 {
+        let sides = Sides::begin(Terms { heartbeat: Duration::from_micros(200), ..TERMS });
+
+        *sides.ruling.lock() = Some(Ruling::Won);
+        sides.primary.unprotect().expect("protected");
+
+        assert_eq!(sides.primary.wait(), Outcome::Alone(Because::Never), "{:?}", sides.primary.state());
+    }
+}
+
 /// Records the calls.
 #[derive(Default)]
 struct Dog {
