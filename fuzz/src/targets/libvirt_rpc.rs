@@ -73,9 +73,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
         Head { program: 0x2000_8086, version: 1, procedure: 6, kind: Head::REPLY, serial: 9, status: 1 };
     let mut seeds = Vec::new();
     for (choice, payload) in payloads {
-        seeds.push([&[choice], &payload[..]].concat());
-        seeds.push([&[choice], &payload[..payload.len() - 3]].concat());
-        seeds.push([&[choice], &head.packet(&payload)[..]].concat());
+        seeds.push([&[choice][..], &payload].concat());
+        seeds.push([&[choice][..], &payload[..payload.len() - 3]].concat());
+        seeds.push([&[choice][..], &head.packet(&payload)].concat());
     }
     // Lengths that no packet has.
     seeds.push(vec![0, 0, 0, 0, 27]);

@@ -87,11 +87,11 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let (_, sound) = parts(sample).expect("a sample");
         let with = |kind: u32, body: &[u8]| {
             let length = (body.len() as u64).to_le_bytes();
-            [&[0], &sound[..], &kind.to_le_bytes(), &length, body].concat()
+            [&[0][..], &sound, &kind.to_le_bytes(), &length, body].concat()
         };
         let range = [&0u32.to_le_bytes()[..], &2u32.to_le_bytes(), &3u64.to_le_bytes()].concat();
-        seeds.push([&[0], &sound[..]].concat());
-        seeds.push(with(1 << 31 | 1, &[&[0; 32], &range[..], &range[..]].concat()));
+        seeds.push([&[0][..], &sound].concat());
+        seeds.push(with(1 << 31 | 1, &[&[0; 32][..], &range, &range].concat()));
         seeds.push(with(1 << 31 | 99, &[1; 40]));
         seeds.push(with(99, &[1; 40]));
         let kind = if number == 0 { 2 } else { 1 };
