@@ -95,6 +95,8 @@ impl NewThread {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<JoinHandle<T>> {
         let (builder, first) = self.prepare();
+        // Boxed, so that the standard library's part is compiled once for each type of result.
+        let work: Box<dyn FnOnce() -> T + Send> = Box::new(work);
         builder.spawn(move || {
             first.call();
             work()
@@ -111,6 +113,7 @@ impl NewThread {
         work: impl FnOnce() -> T + Send + 'scope,
     ) -> io::Result<ScopedJoinHandle<'scope, T>> {
         let (builder, first) = self.prepare();
+        let work: Box<dyn FnOnce() -> T + Send + 'scope> = Box::new(work);
         builder.spawn_scoped(scope, move || {
             first.call();
             work()

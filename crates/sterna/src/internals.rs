@@ -37,6 +37,7 @@ pub mod threads {
 }
 
 /// The order and the rate of pages in postcopy, and the destination's answers.
+#[cfg(feature = "postcopy")]
 pub mod postcopy {
     pub use crate::postcopy::answers::{
         Answer, Answers, DEVICES_PING, HELLO_PING, LISTED_PING, LOADED_PING, PACKAGE_PING,

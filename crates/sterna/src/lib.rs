@@ -39,8 +39,6 @@
 //! | `vm-memory` | guest memory of the crate `vm-memory` |
 //! | `full` | every mode |
 #![deny(unsafe_code)]
-// What both sides know of a mode is compiled without the mode, too. Nothing calls it then, and the linker drops it.
-#![cfg_attr(not(all(feature = "postcopy", feature = "reconnect")), allow(dead_code))]
 #![warn(unreachable_pub)]
 
 mod bell;
@@ -64,6 +62,7 @@ mod order;
 pub mod outgoing;
 mod pages;
 pub mod params;
+#[cfg(feature = "postcopy")]
 mod postcopy;
 pub mod precopy;
 #[cfg(feature = "rdma")]

@@ -2,20 +2,26 @@
 //!
 //! Sync, scan and writing are timed separately. Therefore bandwidth is bytes over the time in which lanes wrote.
 
+mod fault_series;
+#[cfg(feature = "postcopy")]
 mod histogram;
+mod latencies;
 mod postcopy;
 mod reconnection;
+#[cfg(feature = "postcopy")]
 mod series;
 
 use std::time::Duration;
 
 use crate::events::{Status, SwitchoverStep};
 use crate::throttle::DirtyLimitTimes;
+pub use fault_series::FaultSeries;
+#[cfg(feature = "postcopy")]
 pub(crate) use histogram::Histogram;
-pub use histogram::Latencies;
+pub use latencies::Latencies;
 pub use postcopy::{PostcopyChannel, PostcopyStatistics};
 pub use reconnection::{Reconnection, ReconnectionTotals};
-pub use series::FaultSeries;
+#[cfg(feature = "postcopy")]
 pub(crate) use series::Series;
 pub use sterna_forecast::LaneTimes;
 use sterna_forecast::time_forms::{list, optional, time, times};
@@ -355,7 +361,7 @@ pub struct PostcopyTimes {
 
 impl PostcopyTimes {
     /// Number of buckets. The last bucket counts the longest waits, over half an hour.
-    pub const BUCKETS: usize = histogram::POWERS;
+    pub const BUCKETS: usize = latencies::POWERS;
 }
 
 impl std::ops::AddAssign<sterna_ram::dirty::SyncTimes> for SyncParts {

@@ -63,13 +63,16 @@ pub fn call<T>(callback: impl Into<Cow<'static, str>>, act: impl FnOnce() -> T) 
 pub fn caught<T>(place: &str, act: impl FnOnce() -> T) -> Result<T, MigrationError> {
     assert_none_held(place);
     PANICKED.take();
-    catch_unwind(AssertUnwindSafe(act)).map_err(|panic| {
-        let callback = PANICKED.take().map_or_else(|| place.to_owned(), Cow::into_owned);
-        let error = of_hook(&*panic)
-            .unwrap_or_else(|| MigrationError::Panicked { callback, message: message_of(&*panic) });
-        tracing::error!("{error}");
-        error
-    })
+    catch_unwind(AssertUnwindSafe(act)).map_err(|panic| panicked(place, &*panic))
+}
+
+/// The error for a panic of `place`, or of the callback that it called. Not generic, so that it is compiled once.
+fn panicked(place: &str, panic: &(dyn Any + Send)) -> MigrationError {
+    let callback = PANICKED.take().map_or_else(|| place.to_owned(), Cow::into_owned);
+    let error =
+        of_hook(panic).unwrap_or_else(|| MigrationError::Panicked { callback, message: message_of(panic) });
+    tracing::error!("{error}");
+    error
 }
 
 /// The error for a thread that ended because the VMM's hook for new threads panicked.
@@ -200,7 +203,15 @@ pub fn spawn(
     work: impl FnOnce() + Send + 'static,
     died: impl FnOnce(MigrationError) + Send + 'static,
 ) -> Result<JoinHandle<()>, MigrationError> {
-    let thread = thread.into();
+    start(thread.into(), Box::new(work), Box::new(died))
+}
+
+/// As [`spawn`]. Not generic: the standard library's part of a thread would be compiled for each caller.
+fn start(
+    thread: NewThread,
+    work: Box<dyn FnOnce() + Send>,
+    died: Box<dyn FnOnce(MigrationError) + Send>,
+) -> Result<JoinHandle<()>, MigrationError> {
     let name = thread.name().to_owned();
     let refused = |why: std::io::Error| MigrationError::system(format!("thread {name:?}: {why}"), why);
     #[cfg(feature = "planted-faults")]

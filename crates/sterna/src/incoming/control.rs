@@ -1,5 +1,9 @@
 //! The control thread of an incoming migration: performs the handover machine's actions.
 
+#[cfg(feature = "postcopy")]
+mod early_guest;
+#[cfg(not(feature = "postcopy"))]
+#[path = "control/early_guest/off.rs"]
 mod early_guest;
 mod hooks;
 mod lost;
@@ -17,7 +21,6 @@ use sterna_wire::return_path::ReturnMessage;
 
 use super::accept::warn;
 use super::arrival::Arrival;
-use super::arriving::LastWord;
 use super::shared::Shared;
 use super::{checkpoints, file, loader, memory_files, multifd_lane, streams};
 use crate::driver::{Driver, Waited};
@@ -362,20 +365,6 @@ impl Control {
             ),
         };
         self.shared.tell(&Event::Warning(text));
-    }
-
-    fn why_pages_do_not_come(&self) -> String {
-        let why = self.shared.error().map_or_else(|| "reason unknown".to_owned(), |error| error.to_string());
-        match self.shared.postcopy.last_word() {
-            Some(LastWord::Paused) => {
-                "an operator ended the connection to the source (migrate-pause)".to_owned()
-            }
-            Some(LastWord::PageFailed) => format!(
-                "a page of the guest could not be placed for the second time ({why}), so the source does not connect again by \
-                 itself"
-            ),
-            None => format!("the connection to the source broke ({why})"),
-        }
     }
 
     /// Stops lanes and loader. The main channel can still be written.

@@ -3,7 +3,11 @@
 //! Because elements are loaded in order, a PING is answered after everything before it was loaded. The answer
 //! to *prepare* therefore proves that all earlier elements were loaded.
 
-mod following;
+#[cfg(feature = "postcopy")]
+pub(super) mod following;
+#[cfg(not(feature = "postcopy"))]
+#[path = "loader/following/off.rs"]
+pub(super) mod following;
 mod section;
 
 use std::sync::Arc;
@@ -19,14 +23,13 @@ use sterna_wire::ram::BlockList;
 use sterna_wire::return_path::ReturnMessage;
 
 use super::acks::Acks;
-use super::arriving::KeptReading;
 use super::carrier::Hooks;
 use super::memory_files;
 use super::postcopy;
 use super::reader::{Filled, Reader};
 use super::shared::Shared;
 use super::target::RamStart;
-use crate::error::{Difference, Ending, MigrationError, ProtectionDifference, Untimely, UntimelyCommand};
+use crate::error::{Difference, Ending, MigrationError, ProtectionDifference, Untimely};
 use crate::events::Event;
 use crate::order::PageRun;
 
@@ -37,24 +40,10 @@ pub(super) fn load(shared: &Arc<Shared>, channel: &Arc<Channel>) {
     read_to_the_end(Loader::new(shared, channel));
 }
 
-/// Continues the stream on another channel after the first was lost in postcopy.
-pub(super) fn recover(shared: &Arc<Shared>, channel: &Arc<Channel>) {
-    let Some(KeptReading { mut decoder, keeps_alive }) = shared.postcopy.take_reading() else {
-        let what = "what was read of the lost connection is not known any more";
-        return shared.fail(MigrationError::Internal(what.to_owned()));
-    };
-    decoder.begin_recovery();
-    let mut loader = Loader::with(shared, Reader::new(Arc::clone(channel)), decoder);
-    loader.keeps_alive = keeps_alive;
-    read_to_the_end(loader);
-}
-
 fn read_to_the_end(mut loader: Loader<'_>) {
     let result = loader.run();
-    let Loader { shared, decoder, keeps_alive, .. } = loader;
-    if shared.postcopy.arriving().is_some() {
-        shared.postcopy.keep_reading(KeptReading { decoder, keeps_alive });
-    }
+    let shared = loader.shared;
+    loader.keep_reading();
     if let Err(error) = result {
         shared.fail(error);
     }
@@ -269,7 +258,7 @@ impl<'a> Loader<'a> {
             }
             MainItem::Tail => self.tail(),
             MainItem::Eof => {
-                self.shared.postcopy.commands.lock().ends()?;
+                self.shared.postcopy.end_is_read()?;
                 self.shared.report(Fed::EofRead);
                 Ok(())
             }
@@ -325,24 +314,12 @@ impl<'a> Loader<'a> {
                 command.encode(&mut bytes).map_err(MigrationError::wire(CHANNEL))?;
                 self.shared.target.command(&bytes)
             }
-            Command::PostcopyAdvise(Some((host, target))) => postcopy::advised(self.shared, host, target),
-            Command::PostcopyDiscard { block, ranges } => {
-                let Some(index) = self.block_index(&block) else {
-                    return Err(Untimely::UnknownBlock { command: UntimelyCommand::Discard, block }.into());
-                };
-                postcopy::discard(self.shared, index, &block, &ranges)
-            }
-            Command::Packaged(bytes) => self.package(bytes as usize),
-            Command::ReceivedBitmap(block) => {
-                postcopy::recovery::say_received(self.shared, self.block_index(&block), &block)
-            }
-            Command::PostcopyResume => postcopy::recovery::resume(self.shared),
-            // A Sterna has requested *prepare* before, and the package is loaded.
-            Command::PostcopyRun => {
-                self.shared.postcopy.commands.lock().runs()?;
-                self.shared.report(Fed::RunRead);
-                Ok(())
-            }
+            command @ (Command::PostcopyAdvise(_)
+            | Command::PostcopyDiscard { .. }
+            | Command::Packaged(_)
+            | Command::ReceivedBitmap(_)
+            | Command::PostcopyResume
+            | Command::PostcopyRun) => self.postcopy_command(command),
             other => Err(Difference::Command(Box::new(other)).into()),
         }
     }

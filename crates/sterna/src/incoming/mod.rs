@@ -11,6 +11,10 @@ mod accept;
 mod acks;
 mod announced;
 mod arrival;
+#[cfg(feature = "postcopy")]
+mod arriving;
+#[cfg(not(feature = "postcopy"))]
+#[path = "arriving/off.rs"]
 mod arriving;
 mod autostart;
 mod awaited_vm;
@@ -30,11 +34,16 @@ mod fault;
 mod file;
 pub(crate) mod follower;
 mod greeting;
+mod listening;
 mod load_file;
 mod loader;
 mod memory_files;
 mod multifd_lane;
 mod places;
+#[cfg(feature = "postcopy")]
+mod postcopy;
+#[cfg(not(feature = "postcopy"))]
+#[path = "postcopy/off.rs"]
 mod postcopy;
 mod questions;
 #[cfg(feature = "rdma")]
@@ -62,7 +71,7 @@ use sterna_transport::{Address, CancelFlag, Listener, TlsEndpoint};
 pub use arrival::Arrival;
 #[cfg(feature = "planted-faults")]
 pub use fault::SharingFault;
-pub use postcopy::listening::RecoverError;
+pub use listening::RecoverError;
 pub use sterna_proto::destination::Refusal;
 
 use crate::bell::EventFd;
@@ -74,7 +83,7 @@ use crate::start_error::StartError;
 use crate::stats::IncomingStatistics;
 use crate::threads::hooked;
 use crate::vm::TargetVm;
-use postcopy::listening::Listening;
+use listening::Listening;
 use shared::Shared;
 use target::Target;
 use transport::interface::{Beginning, Waiting};

@@ -275,6 +275,7 @@ impl Places {
     }
 
     /// Replaces the main channel after all channels were closed.
+    #[cfg(feature = "postcopy")]
     pub(super) fn put_main(&self, channel: &Arc<Channel>) {
         self.state.lock().main = Some(Arc::clone(channel));
     }

@@ -176,6 +176,7 @@ impl Rounds {
     }
 
     /// Ends precopy: no packet may be on its way on a lane, and none may follow.
+    #[cfg(feature = "postcopy")]
     pub(super) fn end_precopy(&self) -> Result<(), MigrationError> {
         let mut state = self.state.lock();
         if state.packets != state.flushed_packets && !self.trusting.load(Ordering::Relaxed) {
@@ -187,6 +188,7 @@ impl Rounds {
     }
 
     /// Lets lanes carry pages while the guest runs.
+    #[cfg(feature = "postcopy")]
     pub(super) fn follow(&self) {
         self.state.lock().phase = Phase::Following;
     }
@@ -303,6 +305,7 @@ impl Rounds {
 
     /// Another connection without lanes replaces a lost one, and all lanes have ended. Packets that were on
     /// their way are lost, and their pages arrive over other channels.
+    #[cfg(feature = "postcopy")]
     pub(super) fn begin_recovery(&self) {
         let mut state = self.state.lock();
         state.phase = Phase::Silent;

@@ -78,6 +78,7 @@ impl RoundQueue {
     }
 
     /// Number of the last round whose flush is written.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn last_flushed(&self) -> u64 {
         self.state.lock().flushed
     }
@@ -95,6 +96,7 @@ impl RoundQueue {
     }
 
     /// Allows rounds again after [`RoundQueue::end`]. Call this only while no lane waits.
+    #[cfg(feature = "reconnect")]
     pub(crate) fn reopen(&self) {
         let mut state = self.state.lock();
         state.rounds.clear();

@@ -146,11 +146,13 @@ impl RoundPages {
     }
 
     /// Whether absent pages are detected in this round.
+    #[cfg(feature = "reconnect")]
     pub(crate) fn looks_for_absent(&self) -> bool {
         self.absent.is_some()
     }
 
     /// Pages that are not sent unless a lane has claimed them before, because the guest does not use them.
+    #[cfg(feature = "reconnect")]
     pub(crate) fn unused(&self) -> Option<&DirtyBitmaps> {
         self.free.as_ref()
     }
@@ -166,12 +168,14 @@ impl RoundPages {
     }
 
     /// Lets lanes claim no further chunk. Pages in unclaimed chunks stay [unsent](RoundPages::unsent).
+    #[cfg(feature = "postcopy")]
     pub(crate) fn abandon(&self) {
         // Far beyond the last chunk, but far below the maximum, because lanes may still increment the cursor.
         self.cursor.store(u64::MAX / 2, Ordering::Relaxed);
     }
 
     /// The pages that no lane has taken yet. Before the round is published these are all its pages.
+    #[cfg(any(feature = "postcopy", feature = "reconnect"))]
     pub(crate) fn unsent(&self) -> &DirtyBitmaps {
         &self.bits
     }

@@ -4,6 +4,7 @@
 
 #[cfg(feature = "standby")]
 mod checkpoints;
+#[cfg(any(feature = "postcopy", feature = "standby"))]
 pub(super) mod collector;
 #[cfg(feature = "rdma")]
 mod phases;
@@ -232,6 +233,7 @@ impl MainStream {
     /// Makes the next page record name its block.
     ///
     /// It is called when a guest resumes at the destination before its pages are there.
+    #[cfg(feature = "postcopy")]
     pub(super) fn forget_block(&mut self) {
         self.records.forget_block();
     }

@@ -28,6 +28,10 @@ mod measure;
 mod memory_sums;
 mod outcome;
 mod pipe;
+#[cfg(feature = "postcopy")]
+mod postcopy;
+#[cfg(not(feature = "postcopy"))]
+#[path = "postcopy/off.rs"]
 mod postcopy;
 #[cfg(feature = "standby")]
 mod protected;
@@ -241,7 +245,7 @@ impl Migration {
         change(&mut wanted);
         *params = wanted.for_running(&params)?;
         self.shared.session.limiter.set(params.max_bandwidth_bytes);
-        self.shared.postcopy.limiter.set(params.max_postcopy_bandwidth_bytes);
+        self.shared.postcopy.limit(params.max_postcopy_bandwidth_bytes);
         Ok(())
     }
 

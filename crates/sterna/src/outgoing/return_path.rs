@@ -13,6 +13,7 @@ use super::configuration;
 use super::shared::Shared;
 use crate::error::{BadAnswer, BadGrant, Ending, MigrationError};
 use crate::events::Event;
+#[cfg(feature = "postcopy")]
 use crate::postcopy::answers::LOADED_PING;
 
 const CHANNEL: &str = "return path";
@@ -207,6 +208,7 @@ impl Reader<'_> {
                 return Err(BadAnswer::Prepare(state).into());
             }
             extension::POSTCOPY_STARTED_PING => self.shared.destination_started()?,
+            #[cfg(feature = "postcopy")]
             // A QEMU has loaded the devices: from now on it keeps the guest when the connection breaks.
             LOADED_PING
                 if self.shared.driver.inspect(|machine| machine.is_postcopy() && !machine.peer().sterna) =>

@@ -264,6 +264,7 @@ impl Shared {
     }
 
     /// Removes the recorded failure after it was handled, so that the next one is recorded.
+    #[cfg(any(feature = "postcopy", feature = "reconnect"))]
     pub(super) fn forget_error(&self) {
         *self.ending.error.lock() = None;
     }
@@ -289,6 +290,7 @@ impl Shared {
     }
 
     /// Registers a channel of a session that replaces a lost one.
+    #[cfg(feature = "postcopy")]
     pub(super) fn adopt_again(&self, channel: Channel) -> Arc<Channel> {
         let channel = Arc::new(channel);
         self.session.channels.lock().push(Arc::clone(&channel));
@@ -313,6 +315,7 @@ impl Shared {
     }
 
     /// Prepares for another session. No thread of the last one runs any more.
+    #[cfg(feature = "reconnect")]
     pub(super) fn begin_session(&self) {
         self.session.lanes.restart();
         self.session.limiter.close();

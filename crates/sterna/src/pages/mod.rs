@@ -14,6 +14,7 @@ pub(crate) use file::{FileWriter, MappedFile};
 pub use ram_sink::RamSink;
 pub use sink::PageSink;
 
+#[cfg(feature = "postcopy")]
 use sterna_transport::Channel;
 
 use crate::error::MigrationError;
@@ -36,8 +37,10 @@ pub(crate) trait PageWriter: Send {
         Err(MigrationError::Internal("this writer carries pages alone".to_owned()))
     }
     /// Stops using shared channels. The main channel carries the pages that the destination waits for.
+    #[cfg(feature = "postcopy")]
     fn keep_to_itself(&mut self) {}
     /// The channel that only this writer uses, if there is one.
+    #[cfg(feature = "postcopy")]
     fn channel(&self) -> Option<&Channel> {
         None
     }

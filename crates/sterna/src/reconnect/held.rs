@@ -92,6 +92,7 @@ impl HeldPages {
 }
 
 /// Number of pages of each block.
+#[cfg(feature = "reconnect")]
 pub(crate) fn block_pages(ram: &GuestRam) -> Vec<u64> {
     ram.blocks().iter().map(|block| block.pages()).collect()
 }

@@ -70,6 +70,7 @@ impl Lobby {
     /// is not new.
     ///
     /// Both kinds share one sequence of numbers, so that an old connection of either kind is refused.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn supersede(&self, session: u32) -> bool {
         self.take(session, |_| true)
     }
@@ -87,6 +88,7 @@ impl Lobby {
     }
 
     /// The highest session number so far.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn last(&self) -> u32 {
         self.state.lock().last
     }
@@ -153,12 +155,14 @@ impl Lobby {
     }
 
     /// Whether the last session's channels are no longer read, and no other session has begun.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn is_open(&self) -> bool {
         self.state.lock().is_open
     }
 
     /// Whether session `session` is current. `None`: it may become current soon, because its main channel has
     /// connected.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn is_read(&self, session: u32) -> Option<bool> {
         let state = self.state.lock();
         let may_begin = state.begun < session && state.last == session && !state.is_over;

@@ -33,6 +33,7 @@ use std::time::Duration;
 mod dial;
 mod held;
 mod lobby;
+#[cfg(feature = "reconnect")]
 mod unconfirmed;
 
 /// A connection whose peer acknowledges nothing for this long is replaced, if both sides can reconnect.
@@ -47,4 +48,5 @@ pub(crate) use held::HeldPages;
 #[cfg(feature = "reconnect")]
 pub(crate) use held::block_pages;
 pub(crate) use lobby::{Admission, Assembled, Lobby};
+#[cfg(feature = "reconnect")]
 pub(crate) use unconfirmed::{Missing, Unconfirmed};

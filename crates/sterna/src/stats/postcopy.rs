@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::histogram::Latencies;
+use super::fault_series::FaultSeries;
+use super::latencies::Latencies;
 use super::reconnection::Reconnection;
-use super::series::FaultSeries;
 use sterna_forecast::time_forms::{optional, time};
 
 /// The source's statistics of postcopy.

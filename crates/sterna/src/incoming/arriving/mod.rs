@@ -28,6 +28,7 @@ use sterna_transport::Channel;
 use sterna_wire::extension;
 use sterna_wire::main::MainDecoder;
 
+use crate::error::MigrationError;
 use crate::stats::{IncomingPostcopy, Series};
 pub(super) use asking::Asking;
 pub(super) use order::Commands;
@@ -108,6 +109,11 @@ impl Postcopy {
     pub(super) fn set_arriving(&self, arriving: &Arc<ArrivingPages>) {
         // Never set twice, because LISTEN is accepted once.
         let _ = self.arriving.set(Arc::clone(arriving));
+    }
+
+    /// Checks that the stream may end now.
+    pub(super) fn end_is_read(&self) -> Result<(), MigrationError> {
+        self.commands.lock().ends()
     }
 
     /// Keeps the reader's state after the main channel was lost.

@@ -11,7 +11,9 @@ use sterna_wire::return_path::ReturnMessage;
 use super::Control;
 use crate::driver::{Driver, Waited};
 use crate::error::BadPage;
-use crate::incoming::{loader, postcopy};
+use crate::incoming::arriving::LastWord;
+use crate::incoming::loader::following;
+use crate::incoming::postcopy;
 use crate::threads::ThreadRole;
 
 /// How long a source may take to read the last message of a connection.
@@ -83,6 +85,21 @@ impl Control {
         self.send(&ReturnMessage::Shut(word.code()));
     }
 
+    /// Why the missing pages do not arrive.
+    pub(super) fn why_pages_do_not_come(&self) -> String {
+        let why = self.shared.error().map_or_else(|| "reason unknown".to_owned(), |error| error.to_string());
+        match self.shared.postcopy.last_word() {
+            Some(LastWord::Paused) => {
+                "an operator ended the connection to the source (migrate-pause)".to_owned()
+            }
+            Some(LastWord::PageFailed) => format!(
+                "a page of the guest could not be placed for the second time ({why}), so the source does not connect again by \
+                 itself"
+            ),
+            None => format!("the connection to the source broke ({why})"),
+        }
+    }
+
     /// The source has reconnected. It asks which pages are here, and sends the others.
     pub(super) fn recover(&mut self) {
         let Some(main) = self.shared.places.main() else { return };
@@ -100,7 +117,7 @@ impl Control {
         self.shared.rounds.begin_recovery();
         self.shared.stopping.store(false, Ordering::Release);
         let shared = Arc::clone(&self.shared);
-        self.start(ThreadRole::Loader, move || loader::recover(&shared, &main));
+        self.start(ThreadRole::Loader, move || following::recover(&shared, &main));
     }
 
     /// Pages arrive again. If the message cannot be sent, this connection is lost as well.

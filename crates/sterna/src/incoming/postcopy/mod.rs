@@ -11,12 +11,10 @@
 //! | `package` | the devices, and RUN |
 //! | `preempt` | the preempt channel, which carries requested pages |
 //! | `recovery` | continues over another connection after a loss |
-//! | `listening` | the additional address where a source may reconnect |
 //!
 //! The state that these modules share is in [`super::arriving`].
 
 mod faults;
-pub(super) mod listening;
 mod package;
 pub(super) mod preempt;
 pub(super) mod recovery;

@@ -55,6 +55,7 @@ impl Limiter {
     }
 
     /// Whether [`Limiter::take`] would wait now.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn is_spent(&self) -> bool {
         let mut state = self.state.lock();
         let Some(budget) = state.budget.filter(|_| !state.open) else { return false };
@@ -69,6 +70,7 @@ impl Limiter {
     }
 
     /// Switches the limit on again.
+    #[cfg(any(feature = "postcopy", feature = "reconnect"))]
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         (state.open, state.window, state.spent) = (false, Instant::now(), 0);

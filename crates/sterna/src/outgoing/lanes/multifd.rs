@@ -111,10 +111,12 @@ impl PageWriter for MultifdLane {
         self.sync()
     }
 
+    #[cfg(feature = "postcopy")]
     fn keep_to_itself(&mut self) {
         self.keeps_zeros = true;
     }
 
+    #[cfg(feature = "postcopy")]
     fn channel(&self) -> Option<&Channel> {
         Some(&self.channel)
     }

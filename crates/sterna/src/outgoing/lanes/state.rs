@@ -25,6 +25,7 @@ impl Lanes {
     }
 
     /// Resets the progress for lanes of another session. No lane works now.
+    #[cfg(feature = "reconnect")]
     pub(crate) fn restart(&self) {
         self.finished.iter().for_each(|lane| lane.store(0, Ordering::Release));
         self.queue.reopen();

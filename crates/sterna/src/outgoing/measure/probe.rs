@@ -40,6 +40,7 @@ impl Probes {
     }
 
     /// Whether all keepalives were answered: the destination has read all earlier data.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn are_answered(&self) -> bool {
         self.sent.is_empty()
     }

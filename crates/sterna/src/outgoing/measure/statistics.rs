@@ -178,6 +178,7 @@ impl LiveStatistics {
     }
 
     /// Records a lost connection. Measurements of a switchover are dropped, because another one will follow.
+    #[cfg(feature = "reconnect")]
     pub(crate) fn lose_connection(&mut self, counts: Counts, silent: Duration, why: String) {
         self.observe(counts);
         let at = self.clock().saturating_sub(silent);
@@ -198,18 +199,21 @@ impl LiveStatistics {
     }
 
     /// Records that the guest resumes at the destination and its pages follow.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn begin_postcopy(&mut self) {
         let at = self.clock();
         self.postcopy.get_or_insert_with(|| PostcopyStatistics { at, ..PostcopyStatistics::default() });
     }
 
     /// Records that no page is left to be sent.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn has_sent_all(&mut self) {
         let now = self.clock();
         self.postcopy.iter_mut().for_each(|postcopy| postcopy.all_sent = Some(now));
     }
 
     /// Records that the connection of a postcopy is lost. Failed attempts begin no new pause.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn pause_postcopy(&mut self, why: &str) {
         let at = self.clock();
         let Some(postcopy) = &mut self.postcopy else { return };
@@ -219,6 +223,7 @@ impl LiveStatistics {
     }
 
     /// Records that `bytes` are sent again, because the destination has reported that it lacks them.
+    #[cfg(feature = "postcopy")]
     pub(crate) fn resend_in_postcopy(&mut self, bytes: u64) {
         if let Some(paused) = self.postcopy.as_mut().and_then(|postcopy| postcopy.paused.as_mut()) {
             paused.resent_bytes += bytes;
@@ -258,6 +263,7 @@ impl LiveStatistics {
     }
 
     /// Records a new connection, and the number of pages that are sent again.
+    #[cfg(feature = "reconnect")]
     pub(crate) fn find_connection(&mut self, counts: Counts, resent_pages: u64) -> Reconnection {
         let (since, mut reconnection) =
             self.lost.take().unwrap_or_else(|| (Instant::now(), Reconnection::default()));

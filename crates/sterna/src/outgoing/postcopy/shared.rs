@@ -100,6 +100,11 @@ impl SharedPostcopy {
         }
     }
 
+    /// Sets the limit of background pages, in bytes per second; 0 is no limit.
+    pub(in crate::outgoing) fn limit(&self, bytes_per_second: u64) {
+        self.limiter.set(bytes_per_second);
+    }
+
     /// Requests the switch to postcopy.
     pub(in crate::outgoing) fn want(&self) {
         self.is_wanted.store(true, Ordering::Release);

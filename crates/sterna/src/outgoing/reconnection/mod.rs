@@ -9,6 +9,10 @@ mod dialling;
 #[cfg(feature = "reconnect")]
 mod enabled;
 pub(super) mod interface;
+#[cfg(feature = "reconnect")]
+pub(super) mod shared;
+#[cfg(not(feature = "reconnect"))]
+#[path = "shared/off.rs"]
 pub(super) mod shared;
 pub(super) mod watch;
 

@@ -111,12 +111,14 @@ struct Point {
 }
 
 /// Streams of a session that was lost. Their devices continue to save.
+#[cfg(feature = "reconnect")]
 pub(super) struct Suspended {
     devices: Vec<Streamed>,
     savers: Vec<Progress>,
     queues: Vec<outbox::Queue>,
 }
 
+#[cfg(feature = "reconnect")]
 impl Suspended {
     /// Ends saving: the streams do not continue in another session.
     pub(super) fn end(&self, shared: &Shared) {
@@ -168,6 +170,7 @@ impl Streams {
     }
 
     /// The streams of a new session, which continue from the lost session.
+    #[cfg(feature = "reconnect")]
     fn resumed(suspended: Suspended, channels: Channels) -> Self {
         let Suspended { devices, savers, queues } = suspended;
         let outbox = Outbox::resumed(queues, channels.count());
@@ -324,6 +327,7 @@ enum Begin {
     /// The streams begin for the first time.
     First,
     /// The streams begin again from their beginning, after they were lost in the switchover.
+    #[cfg(feature = "reconnect")]
     Anew,
     /// The streams continue at the position at which they were lost.
     GoOn,
@@ -354,6 +358,7 @@ impl DeviceStreams {
     /// Begins the streams of a session that replaces a lost one.
     ///
     /// They continue with the rest of the lost streams.
+    #[cfg(feature = "reconnect")]
     pub(super) fn begin_again(
         shared: &Arc<Shared>,
         channels: &[Arc<Channel>],
@@ -385,6 +390,7 @@ impl DeviceStreams {
         if self.way == (Way::Packets { has_credit: true }) {
             let ping = match self.begin {
                 Begin::First | Begin::GoOn => extension::DEVICE_STREAMS_PING,
+                #[cfg(feature = "reconnect")]
                 Begin::Anew => extension::STREAMS_ANEW_PING,
             };
             main.commands(&[Command::Ping(ping)])?;
@@ -430,6 +436,7 @@ impl DeviceStreams {
     /// A device that is worth reading again while it runs; `None` if there is none.
     ///
     /// It was not read yet, or its last reading left much less than the one before.
+    #[cfg(feature = "postcopy")]
     pub(super) fn unread(&self) -> Option<String> {
         let state = self.streams.state.lock();
         let index = state.savers.iter().position(|saver| !saver.is_tried || saver.is_shrinking)?;
@@ -460,6 +467,7 @@ impl DeviceStreams {
     ///
     /// Save threads have ended. Nothing of a stopped device can continue: its data become outdated when the
     /// device runs again.
+    #[cfg(feature = "reconnect")]
     pub(super) fn suspend(self) -> Option<Suspended> {
         // The destination may not have received the message that the streams begin again.
         let is_known = self.begin != Begin::Anew || self.streams.outbox.without_grant().is_none();

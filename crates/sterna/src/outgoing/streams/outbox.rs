@@ -106,6 +106,7 @@ impl Queue {
 
     /// The queue for another session. The first grant shows which kept chunks were not loaded and must be sent
     /// again.
+    #[cfg(feature = "reconnect")]
     fn resumed(self) -> Self {
         Self { limit: self.limit, kept: self.kept, kept_end: self.kept_end, ..Self::new(0) }
     }
@@ -154,11 +155,13 @@ impl Outbox {
     }
 
     /// Takes the queues with the kept chunks, after no thread uses the outbox any more.
+    #[cfg(feature = "reconnect")]
     pub(crate) fn take_queues(&self) -> Vec<Queue> {
         std::mem::take(&mut self.state.lock().devices)
     }
 
     /// An outbox that continues with the kept chunks of an earlier session.
+    #[cfg(feature = "reconnect")]
     pub(crate) fn resumed(queues: Vec<Queue>, lanes: usize) -> Self {
         let outbox = Self::new(queues.len(), lanes, true).keeping(true);
         outbox.state.lock().devices = queues.into_iter().map(Queue::resumed).collect();
@@ -183,6 +186,7 @@ impl Outbox {
     /// Whether every chunk is kept that the destination may lack.
     ///
     /// Then the streams can continue in a new session.
+    #[cfg(feature = "reconnect")]
     pub(crate) fn keeps_all(&self) -> bool {
         self.keeps && self.state.lock().devices.iter().all(|queue| !queue.lacks_kept)
     }

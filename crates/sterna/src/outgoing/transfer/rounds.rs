@@ -4,6 +4,7 @@
 mod checkpoints;
 
 use std::sync::Arc;
+#[cfg(feature = "reconnect")]
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use crate::outgoing::measure::LiveStatistics;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::DeviceStreams;
 use crate::precopy::{Backlog, Counts, RoundProgress, Snapshot, StreamsRemaining, SyncResult};
+#[cfg(feature = "reconnect")]
 use crate::reconnect::Missing;
 use crate::stats::{Round, SyncParts};
 use crate::threads::call;
@@ -146,6 +148,7 @@ impl Rounds {
     /// The pages that the destination lacks after lanes have stopped sending.
     ///
     /// These are pages that syncs found, and pages that the last rounds did not send.
+    #[cfg(feature = "postcopy")]
     pub(in crate::outgoing) fn unsent(&self) -> DirtyBitmaps {
         let mut unsent = DirtyBitmaps::new(&self.shared.guest.ram);
         unsent.or_from(&self.next);
@@ -224,6 +227,7 @@ impl Rounds {
     /// Removes pages that the guest does not use from `missing`.
     ///
     /// Unused pages are known only until the second round is made.
+    #[cfg(feature = "reconnect")]
     pub(in crate::outgoing) fn leave_out_unused(&self, missing: &Missing) {
         if let (None, Some(unused)) = (&self.before, self.round.unused()) {
             missing.leave_out(unused);
@@ -231,6 +235,7 @@ impl Rounds {
     }
 
     /// How many of these pages lanes have taken in the last two rounds.
+    #[cfg(feature = "reconnect")]
     pub(in crate::outgoing) fn sent_among(&self, pages: &DirtyBitmaps) -> u64 {
         let mut unsent = DirtyBitmaps::new(&self.shared.guest.ram);
         for round in [Some(&self.round), self.before.as_ref()].into_iter().flatten() {
@@ -252,6 +257,7 @@ impl Rounds {
     ///
     /// The round counts as begun immediately. If this session is lost before lanes get the round, its pages are
     /// still known to be missing at the destination.
+    #[cfg(feature = "reconnect")]
     pub(in crate::outgoing) fn make_resumed(&mut self, missing: Missing) {
         let ram = &self.shared.guest.ram;
         let Missing { mut pages, looks_for_absent } = missing;
@@ -266,6 +272,7 @@ impl Rounds {
     }
 
     /// Publishes the round that [`Rounds::make_resumed`] made.
+    #[cfg(feature = "reconnect")]
     pub(in crate::outgoing) fn publish_resumed(&mut self) {
         self.before_policy = self.round.number() - 1;
         self.give_to_lanes();

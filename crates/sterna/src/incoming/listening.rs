@@ -26,7 +26,7 @@ pub enum RecoverError {
 
 /// The address that an operator has named most recently, with its listener thread.
 #[derive(Default)]
-pub(in crate::incoming) struct Listening(Mutex<Option<Open>>);
+pub(super) struct Listening(Mutex<Option<Open>>);
 
 struct Open {
     address: Address,
@@ -36,18 +36,18 @@ struct Open {
 
 impl Listening {
     /// The bound address, if there is one.
-    pub(in crate::incoming) fn address(&self) -> Option<Address> {
+    pub(super) fn address(&self) -> Option<Address> {
         self.0.lock().as_ref().map(|open| open.address.clone())
     }
 
     /// Stores a new listener, and ends the previous one.
-    pub(in crate::incoming) fn put(&self, address: Address, cancel: CancelFlag, thread: JoinHandle<()>) {
+    pub(super) fn put(&self, address: Address, cancel: CancelFlag, thread: JoinHandle<()>) {
         let before = self.0.lock().replace(Open { address, cancel, thread });
         end(before);
     }
 
     /// Ends the listener, if there is one.
-    pub(in crate::incoming) fn end(&self) {
+    pub(super) fn end(&self) {
         let open = self.0.lock().take();
         end(open);
     }
