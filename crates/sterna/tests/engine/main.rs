@@ -17,6 +17,7 @@ mod delay;
 mod dirty_rate;
 mod event_loop;
 mod external_memory;
+mod first_vmm;
 mod free_page_hints;
 mod handed;
 mod handover;

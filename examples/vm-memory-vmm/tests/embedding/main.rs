@@ -234,14 +234,18 @@ fn modules_that_name_the_engine_have_at_most_400_lines() {
 fn every_block_of_rust_in_the_guide_stands_in_the_example() {
     let mut sources = sources();
     let ownership = include_str!("../../../../crates/sterna/tests/engine/ownership.rs");
-    sources.push(("ownership.rs".to_owned(), ownership.to_owned()));
+    let first = include_str!("../../../../crates/sterna/examples/first-vmm.rs");
+    sources.extend([
+        ("ownership.rs".to_owned(), ownership.to_owned()),
+        ("first-vmm.rs".to_owned(), first.to_owned()),
+    ]);
     let blocks = guide::rust_blocks(include_str!("../../../../docs/embedding.md"));
 
     assert!(blocks.len() >= 5, "{} blocks", blocks.len());
     for block in &blocks {
         assert!(
             guide::stands_in(block, &sources),
-            "not in examples/vm-memory-vmm/src or in ownership.rs:\n{block}"
+            "not in examples/vm-memory-vmm/src, ownership.rs or first-vmm.rs:\n{block}"
         );
     }
 }
