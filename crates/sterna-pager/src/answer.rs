@@ -11,6 +11,7 @@ use crate::fetches::Fetches;
 use crate::fill_order::FillOrder;
 use crate::guest::{Fault, Guest, Put};
 use crate::load::FaultLoad;
+use crate::owner::Owner;
 use crate::source::SourceError;
 use crate::statistics::GuestEnd;
 use crate::working_set::Recorder;
@@ -73,7 +74,7 @@ impl Service {
             return patiently(guest, || guest.put_page(page, None), events);
         }
         let buffer = &mut buffer[..bytes as usize];
-        let now = self.content.read_now(offset, buffer).map_err(unreadable)?;
+        let now = self.content.read_now(offset, buffer).map_err(|error| unreadable(offset, error))?;
         let span = self.content.span(offset, bytes);
         if now == Now::Later {
             self.fetches.add(span, guest, Some(fault));
@@ -126,14 +127,18 @@ impl Service {
         if guest.is_complete() && guest.finish(|_| GuestEnd::Completed) {
             guest.release();
             tracing::info!("{}: all of its memory is there", guest.name());
+            if let Owner::Own(events) = &guest.owner {
+                events.completed();
+            }
         }
     }
 
-    /// Kills the guest's VMM, which would wait for its pages without end.
+    /// Kills the guest's VMM, which would wait for its pages without end. A guest of this process is stopped.
     pub(crate) fn give_up(&self, guest: &Guest, why: GuestError) {
-        guest.finish(|peer| {
-            let killed = peer.kill();
+        guest.finish(|owner| {
+            let killed = owner.end(&why);
             match &killed {
+                Ok(()) if guest.is_own() => tracing::error!("{}: {why}", guest.name()),
                 Ok(()) => tracing::error!("{}: killed: {why}", guest.name()),
                 Err(refusal) => tracing::error!(
                     "{}: {why}; its VMM hangs now and must be killed by the operator, because this process cannot kill \
@@ -152,8 +157,8 @@ impl Service {
     }
 }
 
-pub(crate) fn unreadable(error: SourceError) -> GuestError {
-    GuestError::Source(Arc::new(error))
+pub(crate) fn unreadable(offset: u64, error: SourceError) -> GuestError {
+    GuestError::Source { offset, source: Arc::new(error) }
 }
 
 /// Calls `put` until the guest's memory does not change meanwhile. `events` reads the events that change it.

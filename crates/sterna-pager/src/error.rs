@@ -4,6 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use sterna_ram::missing_pages::MissingPagesError;
+
 use crate::handshake::HandshakeError;
 use crate::source::SourceError;
 
@@ -26,6 +28,17 @@ pub enum PagerError {
         call: &'static str,
         /// The error of the call.
         source: io::Error,
+    },
+    /// The guest's RAM cannot be served page by page.
+    #[error(transparent)]
+    Memory(#[from] MissingPagesError),
+    /// The image does not have the memory that the guest needs, or more.
+    #[error(
+        "the guest's RAM block {block} is not in the image as one piece: restore it into a machine with the RAM of the saved one"
+    )]
+    OtherMemory {
+        /// Name of the RAM block.
+        block: String,
     },
     /// The recorded working set is of another image.
     #[error(
@@ -57,8 +70,13 @@ pub enum GuestError {
     #[error("the connection failed before its memory regions arrived: {0}")]
     Connection(Arc<io::Error>),
     /// The image cannot be read.
-    #[error("the image cannot be read: {0}")]
-    Source(Arc<SourceError>),
+    #[error("the page at byte {offset:#x} of the guest's memory cannot be read from the image: {source}")]
+    Source {
+        /// Offset of the page in the guest's memory, in bytes.
+        offset: u64,
+        /// The reason, with the image and, if it has frames, the frame.
+        source: Arc<SourceError>,
+    },
     /// A thread waits for an address that is in no region.
     #[error("it touched the address {address:#x}, which is in none of the memory regions that it sent")]
     Outside {

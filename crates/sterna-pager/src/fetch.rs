@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::answer::{Service, unreadable};
+use crate::answer::Service;
+use crate::error::GuestError;
 use crate::fetches::Waiter;
 use crate::guest::{Guest, PIECE_BYTES};
 
@@ -11,14 +12,17 @@ pub(crate) fn work(service: &Service, buffer_bytes: usize) {
     let (mut content, mut spare) = (vec![0; buffer_bytes], vec![0; buffer_bytes]);
     while let Some(span) = service.fetches.next() {
         let content = &mut content[..(span.end - span.start) as usize];
-        let read = service.content.read(span.start, content).map_err(unreadable);
+        let read = service.content.read(span.start, content).map_err(Arc::new);
         let waiters = service.fetches.take(&span);
         let mut guests: Vec<Arc<Guest>> = Vec::new();
         for Waiter { guest, fault } in waiters {
             if let Some(fault) = fault {
-                let put = read.clone().and_then(|()| {
+                let offset = fault.page * guest.page_bytes();
+                let read =
+                    read.as_ref().map_err(|source| GuestError::Source { offset, source: Arc::clone(source) });
+                let put = read.and_then(|()| {
                     let bytes = guest.page_bytes() as usize;
-                    let from = (fault.page * guest.page_bytes() - span.start) as usize;
+                    let from = (offset - span.start) as usize;
                     service.put_fetched(&guest, fault.page, &content[from..from + bytes], &mut spare)
                 });
                 if let Err(why) = put {

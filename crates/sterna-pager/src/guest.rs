@@ -5,7 +5,6 @@
 //! read and noted under a lock (`order`) that excludes every thread that places pages.
 
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use sterna_ram::peer_memory::{PeerEvent, PeerMemory, Placed, PlacingEnd};
 use crate::error::GuestError;
 use crate::handshake::{Handshake, Region};
 use crate::load::Waiting;
-use crate::peer::Peer;
+use crate::owner::Owner;
 use crate::source::{HUGE_BYTES, PAGE_BYTES};
 use crate::statistics::{GuestEnd, GuestStage, GuestStatistics};
 
@@ -54,10 +53,9 @@ enum Content<'a> {
 }
 
 pub(crate) struct Guest {
-    socket_name: String,
-    /// Its end shows that the VMM has ended.
-    pub(crate) socket: OwnedFd,
-    peer: Peer,
+    /// The socket, or the name of a guest of this process.
+    given_name: String,
+    pub(crate) owner: Owner,
     pub(crate) memory: PeerMemory,
     /// Sorted by offset, without gaps.
     regions: Vec<Region>,
@@ -79,21 +77,14 @@ pub(crate) struct Guest {
 
 impl Guest {
     /// A guest whose handshake was checked against the image.
-    pub(crate) fn new(
-        handshake: Handshake,
-        memory: PeerMemory,
-        socket: OwnedFd,
-        peer: Peer,
-        socket_name: String,
-    ) -> Self {
+    pub(crate) fn new(handshake: Handshake, memory: PeerMemory, owner: Owner, given_name: String) -> Self {
         let bytes: u64 = handshake.regions.iter().map(|region| region.bytes).sum();
         let pages = bytes / handshake.page_bytes;
         let missing = PageBitmap::new(pages);
         missing.set_all();
         Self {
-            socket_name,
-            socket,
-            peer,
+            given_name,
+            owner,
             memory,
             regions: handshake.regions,
             page_bytes: handshake.page_bytes,
@@ -111,9 +102,9 @@ impl Guest {
     }
 
     pub(crate) fn name(&self) -> String {
-        match self.peer.pid() {
-            Some(pid) => format!("{} (pid {pid})", self.socket_name),
-            None => self.socket_name.clone(),
+        match (&self.owner, self.owner.pid()) {
+            (Owner::Peer { .. }, Some(pid)) => format!("{} (pid {pid})", self.given_name),
+            _ => self.given_name.clone(),
         }
     }
 
@@ -221,6 +212,14 @@ impl Guest {
                 Some(content) if !is_first_zero => {
                     Content::Bytes(&content[start..start + (count * self.page_bytes) as usize])
                 }
+                // Shared memory would be allocated. A page that is left out reads as zeros after the registration has
+                // ended, and until then a fault gets it.
+                _ if self.is_own() => {
+                    self.note_placed(run.first, count);
+                    self.zero_pages.fetch_add(count, Ordering::Relaxed);
+                    at = until;
+                    continue;
+                }
                 _ => Content::Zero,
             };
             let placed = self.place(address, run.first, count, content);
@@ -265,14 +264,41 @@ impl Guest {
         }
     }
 
+    /// Whether this process runs the guest.
+    pub(crate) fn is_own(&self) -> bool {
+        matches!(self.owner, Owner::Own(_))
+    }
+
+    /// The runs of missing pages, among pages of 4 KiB.
+    pub(crate) fn missing_small(&self, first: u64, count: u64, owed: &mut dyn FnMut(u64, u64)) {
+        let unit = self.page_bytes / PAGE_BYTES;
+        let (mut at, end) = (first / unit, (first + count).div_ceil(unit));
+        while let Some(run) = self.missing.next_run(at, end, u64::MAX) {
+            let start = (run.first * unit).max(first);
+            owed(start, (run.end() * unit).min(first + count) - start);
+            at = run.end();
+        }
+    }
+
+    /// Notes that the whole pages among these, of 4 KiB each, read as zeros from now on.
+    pub(crate) fn give_back(&self, first: u64, count: u64) {
+        let _order = self.order.write();
+        let unit = self.page_bytes / PAGE_BYTES;
+        let (first, end) = (first.div_ceil(unit), (first + count) / unit);
+        if first < end {
+            self.removed.set_range(first, end - first);
+            self.note_placed(first, end - first);
+        }
+    }
+
     /// Notes the end, if it is the first. Returns whether it was.
-    pub(crate) fn finish(&self, end: impl FnOnce(&Peer) -> GuestEnd) -> bool {
+    pub(crate) fn finish(&self, end: impl FnOnce(&Owner) -> GuestEnd) -> bool {
         let mut ended = self.end.lock();
         if ended.is_some() {
             return false;
         }
         self.is_over.store(true, Ordering::Release);
-        *ended = Some((end(&self.peer), self.began.elapsed()));
+        *ended = Some((end(&self.owner), self.began.elapsed()));
         true
     }
 
@@ -280,8 +306,8 @@ impl Guest {
         let end = self.end.lock().clone();
         let time = end.as_ref().map_or_else(|| self.began.elapsed(), |(_, time)| *time);
         GuestStatistics {
-            socket: self.socket_name.clone(),
-            pid: self.peer.pid(),
+            socket: self.given_name.clone(),
+            pid: self.owner.pid(),
             stage: end.map_or(GuestStage::Active, |(end, _)| GuestStage::Ended(end)),
             total_pages: self.missing.pages(),
             missing_pages: self.left.load(Ordering::Relaxed),

@@ -1,4 +1,4 @@
-//! Answers the page faults of guests that another VMM runs, out of a memory image (specs/uffd.md).
+//! Answers the page faults of guests out of a memory image (specs/uffd.md). Another VMM runs them, or this process.
 //!
 //! The VMM (Firecracker with the memory backend `Uffd`) maps the guest's memory empty, registers it with a
 //! userfaultfd, and sends the descriptor to a Unix socket. A [`Pager`] listens at the sockets of any number of guests
@@ -13,6 +13,7 @@
 //! | `sources` | [`RawMemory`], [`ImageMemory`], [`StoredMemory`] |
 //! | `handshake` | the VMM's message, decoded and checked. Pure |
 //! | `receive`, `descriptors`, `peer` | the message and its descriptor on the socket; the process that sent it |
+//! | `owner`, `own` | whose memory it is; the memory of a guest that this process runs itself |
 //! | `guest` | the memory of one guest: placed, missing and removed pages |
 //! | `cache`, `content` | frames of the source: read once for all guests, in bounded memory |
 //! | `fetches`, `fetch` | faults that wait for a frame; the threads that read it |
@@ -38,6 +39,8 @@ mod guest;
 pub mod handshake;
 mod load;
 mod options;
+mod own;
+mod owner;
 mod pace;
 mod pager;
 mod peer;
@@ -50,6 +53,8 @@ mod working_set;
 
 pub use error::{GuestError, PagerError};
 pub use options::{FillRate, PagerOptions, SocketPlan};
+pub use own::OwnGuest;
+pub use owner::OwnEvents;
 pub use pager::Pager;
 pub use source::{PageSource, SourceError};
 pub use sources::{ImageMemory, RawMemory, StoredMemory};

@@ -21,6 +21,8 @@ use crate::fill_order::FillOrder;
 use crate::guest::Guest;
 use crate::load::FaultLoad;
 use crate::options::{FillRate, PagerOptions, SocketPlan};
+use crate::own::{self, OwnGuest};
+use crate::owner::Owner;
 use crate::receive::Arrival;
 use crate::reception::{Arrivals, Reception};
 use crate::source::{HUGE_BYTES, PageSource};
@@ -33,10 +35,17 @@ const STOP: u64 = u64::MAX;
 /// Serves the guests of one image, until it is dropped.
 ///
 /// A guest that still lacks pages when the pager is dropped is killed, because it would wait for them without end.
-/// [`guests`](Self::guests) says which do.
+/// [`guests`](Self::guests) says which do. If this process runs the guest, its threads must have ended before.
 pub struct Pager {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// The threads besides the one that accepts.
+struct Workers {
+    fault_threads: usize,
+    reader_threads: usize,
+    rate: FillRate,
 }
 
 struct Shared {
@@ -61,6 +70,40 @@ impl Pager {
         sockets: &[SocketPlan],
         options: PagerOptions,
     ) -> Result<Self, PagerError> {
+        let (mut pager, fill) = Self::prepare(source, options)?;
+        let reception = Reception::listen(sockets, &pager.shared.stop)?;
+        pager.spawn(NewThread::from(ThreadRole::Reception), |shared| reception.work(shared))?;
+        pager.spawn_workers(&fill)?;
+        Ok(pager)
+    }
+
+    /// Serves the memory of a guest that this process runs. Call it before any thread may touch the memory.
+    ///
+    /// A page fault of any thread of this process is answered, also of the kernel on its behalf. While pages are missing, none of
+    /// them counts as absent ([`Filling`](sterna_ram::Filling)).
+    ///
+    /// # Errors
+    /// [`PagerError`]; the memory is as before then.
+    pub fn serve_own(
+        source: Arc<dyn PageSource>,
+        guest: OwnGuest,
+        options: PagerOptions,
+    ) -> Result<Self, PagerError> {
+        let blocks: Vec<_> = guest.ram.blocks().to_vec();
+        let starts = own::starts(&guest, source.len_bytes())?;
+        let (mut pager, fill) = Self::prepare(source, options)?;
+        let guest = Arc::new(own::register(guest, &starts)?);
+        own::begin(&guest, &blocks, &starts);
+        pager.shared.enter(Arc::clone(&guest));
+        let spawned = pager.spawn_workers(&fill);
+        if spawned.is_err() {
+            blocks.iter().for_each(sterna_ram::RamBlock::end_filling);
+        }
+        spawned.map(|()| pager)
+    }
+
+    /// A pager without threads, and what they need.
+    fn prepare(source: Arc<dyn PageSource>, options: PagerOptions) -> Result<(Self, Workers), PagerError> {
         let memory_bytes = source.len_bytes();
         let working_set = options.working_set.or_else(|| source.working_set());
         let working_set = working_set.unwrap_or(WorkingSet { memory_bytes, runs: Vec::new() });
@@ -73,7 +116,6 @@ impl Pager {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("eventfd"))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
         epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN).map_err(failed("epoll_ctl"))?;
-        let reception = Reception::listen(sockets, &stop)?;
         let service = Service {
             content: Content::new(source, options.cache_limit_bytes.max(PagerOptions::LEAST_CACHE_BYTES)),
             fetches: Fetches::default(),
@@ -83,23 +125,30 @@ impl Pager {
         };
         let (guests, refused) = (RwLock::default(), Mutex::default());
         let shared = Arc::new(Shared { service, guests, refused, epoll, stop });
-        let mut pager = Self { shared, threads: Vec::new() };
-        pager.spawn(NewThread::from(ThreadRole::Reception), |shared| reception.work(shared))?;
-        for number in 0..options.fault_threads.max(1) {
-            pager.spawn(ThreadRole::ServeFaults.of(number), Shared::answer)?;
+        let workers = Workers {
+            fault_threads: options.fault_threads.max(1),
+            reader_threads: options.reader_threads.max(1),
+            rate: options.fill,
+        };
+        Ok((Self { shared, threads: Vec::new() }, workers))
+    }
+
+    fn spawn_workers(&mut self, workers: &Workers) -> Result<(), PagerError> {
+        for number in 0..workers.fault_threads {
+            self.spawn(ThreadRole::ServeFaults.of(number), Shared::answer)?;
         }
-        for number in 0..options.reader_threads.max(1) {
-            pager.spawn(ThreadRole::Reader.of(number), |shared| {
+        for number in 0..workers.reader_threads {
+            self.spawn(ThreadRole::Reader.of(number), |shared| {
                 fetch::work(&shared.service, HUGE_BYTES as usize);
             })?;
         }
-        if options.fill != FillRate::Off {
-            let rate = options.fill;
-            pager.spawn(NewThread::from(ThreadRole::Fill), move |shared| {
+        if workers.rate != FillRate::Off {
+            let rate = workers.rate;
+            self.spawn(NewThread::from(ThreadRole::Fill), move |shared| {
                 fill::work(&shared.service, rate, HUGE_BYTES as usize);
             })?;
         }
-        Ok(pager)
+        Ok(())
     }
 
     /// The figures of all guests, in the order in which they connected, and of peers that were refused.
@@ -143,6 +192,8 @@ impl Drop for Pager {
         for guest in shared.guests.read().iter() {
             if guest.is_over() {
                 guest.discard_events();
+            } else if guest.is_own() {
+                guest.finish(|_| GuestEnd::PeerEnded);
             } else {
                 shared.service.give_up(guest, GuestError::Stopped);
             }
@@ -188,16 +239,11 @@ impl Shared {
         self.forget(guest);
     }
 
-    fn forget(&self, guest: &Guest) {
-        let _ = epoll::delete(&self.epoll, &guest.socket);
-        let _ = epoll::delete(&self.epoll, &guest.memory);
-    }
-}
-
-impl Arrivals for Shared {
-    fn arrived(&self, guest: Guest) {
-        let guest = Arc::new(guest);
-        tracing::info!("{}: a guest has connected", guest.name());
+    /// Serves a guest from now on.
+    fn enter(&self, guest: Arc<Guest>) {
+        if !guest.is_own() {
+            tracing::info!("{}: a guest has connected", guest.name());
+        }
         let number = {
             let mut guests = self.guests.write();
             guests.push(Arc::clone(&guest));
@@ -207,14 +253,30 @@ impl Arrivals for Shared {
         let socket = EventData::new_u64(number | 1);
         // Edges, so that one event wakes one thread. That thread reads until nothing is left.
         let watched = epoll::add(&self.epoll, &guest.memory, memory, EventFlags::IN | EventFlags::ET)
-            .and_then(|()| {
-                epoll::add(&self.epoll, &guest.socket, socket, EventFlags::RDHUP | EventFlags::ET)
+            .and_then(|()| match &guest.owner {
+                Owner::Peer { socket: end, .. } => {
+                    epoll::add(&self.epoll, end, socket, EventFlags::RDHUP | EventFlags::ET)
+                }
+                Owner::Own(_) => Ok(()),
             });
         if let Err(error) = watched {
             self.service.give_up(&guest, GuestError::Events(Arc::new(error.into())));
             return;
         }
         self.service.order.add(&guest);
+    }
+
+    fn forget(&self, guest: &Guest) {
+        if let Owner::Peer { socket, .. } = &guest.owner {
+            let _ = epoll::delete(&self.epoll, socket);
+        }
+        let _ = epoll::delete(&self.epoll, &guest.memory);
+    }
+}
+
+impl Arrivals for Shared {
+    fn arrived(&self, guest: Guest) {
+        self.enter(Arc::new(guest));
     }
 
     fn refused(&self, socket: &str, arrival: Arrival, why: GuestError, is_vmm: bool) {

@@ -18,6 +18,7 @@ use crate::error::{GuestError, PagerError};
 use crate::guest::Guest;
 use crate::handshake::{Handshake, HandshakeError};
 use crate::options::SocketPlan;
+use crate::owner::Owner;
 use crate::receive::Arrival;
 
 /// Limit for a VMM's message.
@@ -163,7 +164,8 @@ impl Reception {
 
     fn arrived(&mut self, pending: Pending, handshake: Handshake, memory: PeerMemory, to: &dyn Arrivals) {
         let Arrival { socket, peer, .. } = pending.arrival;
-        to.arrived(Guest::new(handshake, memory, socket, peer, self.name(pending.socket)));
+        let owner = Owner::Peer { socket, peer };
+        to.arrived(Guest::new(handshake, memory, owner, self.name(pending.socket)));
         let entry = &mut self.sockets[pending.socket];
         if let Some(socket) = entry {
             socket.left -= 1;

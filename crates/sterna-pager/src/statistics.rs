@@ -26,7 +26,7 @@ pub enum GuestEnd {
     GivenUp {
         /// The reason.
         why: GuestError,
-        /// Whether its VMM was killed. A VMM that could not be killed hangs.
+        /// Whether its VMM was killed, or the guest of this process stopped. A VMM that could not be killed hangs.
         is_killed: bool,
     },
 }
@@ -35,7 +35,7 @@ pub enum GuestEnd {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct GuestStatistics {
-    /// The socket to which the guest's VMM connected.
+    /// The socket to which the guest's VMM connected; the name of a guest of this process.
     pub socket: String,
     /// Process id of the VMM; `None` if it is not visible in this process's pid namespace.
     pub pid: Option<i32>,

@@ -13,6 +13,7 @@
 //!   are queried.
 //! - The page table cannot be read (no `/proc`, Landlock, another user, seccomp): no page of the memory that needs it is
 //!   reported. [`GuestRam::check_page_table`] tells the reason.
+//! - Memory that a server of this process fills ([`crate::Filling`]): pages that the server owes are never reported.
 //! - All others (files on disks, shared memory without a file, memory that is filled on demand): no page is
 //!   reported.
 
@@ -26,6 +27,7 @@ use linux_raw_sys::general::{PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED};
 use crate::bitmap::PageBitmap;
 use crate::block::RamBlock;
 use crate::error::RamError;
+use crate::filling::without_owed;
 use crate::guest::GuestRam;
 use crate::kept::pagemap;
 use crate::mapping::kind::Kind;
@@ -125,6 +127,10 @@ pub(crate) fn holes(
     if count == 0 || block.mapping.is_filled_on_demand() {
         return Ok(());
     }
+    // A page that is placed after this question is in memory when the kernel is asked.
+    let owed = block.mapping.filled.owed(first, count);
+    let mut not_owed = |first: u64, count: u64| without_owed(&owed, (first, count), hole);
+    let hole: &mut dyn FnMut(u64, u64) = &mut not_owed;
     let ours = |hole: &mut dyn FnMut(u64, u64)| match gaps(first, count, hole, |data| {
         page_table(&block.mapping, first, count, data)
     }) {

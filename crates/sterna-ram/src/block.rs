@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::RamError;
+use crate::filling::Filling;
 use crate::guard::RamFault;
 use crate::mapping::{Backing, Mapping, Under};
 use crate::page::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE};
@@ -197,6 +198,25 @@ impl RamBlock {
     /// Whether the block was [declared fresh](RamBlock::declare_fresh). The call also ends that statement.
     pub fn take_fresh(&self) -> bool {
         self.is_fresh.swap(false, Ordering::AcqRel)
+    }
+
+    /// States that `server` fills the block's missing pages. Call it after the memory is registered and before anything
+    /// reads it.
+    ///
+    /// Until [`end_filling`](Self::end_filling), pages that the server owes are never reported as absent, and the memory
+    /// cannot be handed to another process.
+    pub fn begin_filling(&self, server: Arc<dyn Filling>) {
+        self.mapping.filled.begin(server);
+    }
+
+    /// States that all pages are in memory or read as zero, and that no access waits any more.
+    pub fn end_filling(&self) {
+        self.mapping.filled.end();
+    }
+
+    /// Whether pages of the block may still arrive from a server of this process.
+    pub fn is_filling(&self) -> bool {
+        self.mapping.filled.is_active()
     }
 
     /// Returns the address of the mapping in this process, for example for KVM memory slots.

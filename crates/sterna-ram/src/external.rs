@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use super::permissions::MemoryPermissions;
 use crate::block::RamBlock;
 use crate::error::RamError;
+use crate::filling::Filled;
 use crate::mapping::kind::Kind;
 use crate::mapping::{FileRange, Mapping, Owner, Under};
 use crate::page::PAGE_BYTES;
@@ -248,6 +249,7 @@ impl RamBlock {
             is_read_only: AtomicBool::new(memory.is_read_only),
             is_gone: AtomicBool::new(false),
             is_filled_on_demand: memory.is_filled_on_demand,
+            filled: Filled::default(),
             permissions: memory.permissions,
             owner: Owner::External(memory.owner),
             siblings: Mutex::default(),

@@ -133,6 +133,11 @@ impl GuestRam {
         self.blocks.iter().position(|block| block.name() == name)
     }
 
+    /// Whether pages of a block may still arrive from a server of this process.
+    pub fn is_filling(&self) -> bool {
+        self.blocks().iter().any(RamBlock::is_filling)
+    }
+
     /// Returns the sum of the blocks' lengths, in bytes.
     pub fn total_bytes(&self) -> u64 {
         self.blocks.iter().map(RamBlock::len_bytes).sum()

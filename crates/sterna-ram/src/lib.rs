@@ -36,6 +36,7 @@ pub mod dirty;
 pub mod engine_lock;
 mod error;
 mod external;
+mod filling;
 pub mod guard;
 mod guest;
 #[cfg(feature = "vm-memory")]
@@ -66,6 +67,7 @@ pub use dirty::DirtySource;
 pub use dirty::{DirtyBitmaps, SyncReport, SyncTimes};
 pub use error::{DirtyError, RamError};
 pub use external::ExternalMemory;
+pub use filling::Filling;
 pub use guard::RamFault;
 pub use guest::{ChangeError, GuestRam, TrackingClaim};
 #[cfg(feature = "vm-memory")]

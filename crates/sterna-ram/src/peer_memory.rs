@@ -3,6 +3,9 @@
 //! The other process created the userfaultfd, registered its memory, and sent the descriptor. Addresses are those of
 //! the other process. Any number of threads may use a [`PeerMemory`].
 //!
+//! The guest RAM of this process can be registered in the same way ([`PeerMemory::of_own`]). There are no events then
+//! except faults: memory is given back only through its blocks, which tell the server ([`Filling`](crate::Filling)).
+//!
 //! The kernel delivers the faults of a batch before the other events of the batch, also if an event came first. A
 //! caller therefore reads until [`PeerMemory::read`] returns `false`, and handles all [`PeerEvent::Removed`] before
 //! the faults.
@@ -13,12 +16,15 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::general::{
-    UFFD_EVENT_FORK, UFFD_EVENT_PAGEFAULT, UFFD_EVENT_REMAP, UFFD_EVENT_REMOVE, UFFD_EVENT_UNMAP, uffd_msg,
-    uffdio_copy, uffdio_range, uffdio_zeropage,
+    UFFD_EVENT_FORK, UFFD_EVENT_PAGEFAULT, UFFD_EVENT_REMAP, UFFD_EVENT_REMOVE, UFFD_EVENT_UNMAP,
+    UFFDIO_REGISTER_MODE_MISSING, uffd_msg, uffdio_copy, uffdio_range, uffdio_zeropage,
 };
 use linux_raw_sys::ioctl::{UFFDIO_COPY, UFFDIO_UNREGISTER, UFFDIO_WAKE, UFFDIO_ZEROPAGE};
 
+use crate::GuestRam;
+use crate::missing_pages::{FEATURES, MissingPages, MissingPagesError, unsupported};
 use crate::sys;
+use crate::userfault::Userfault;
 
 const MESSAGE_BYTES: usize = size_of::<uffd_msg>();
 /// Largest number of events that one read returns.
@@ -107,6 +113,31 @@ impl PeerMemory {
         });
         set.map_err(|error| NotUserfaultfd { found: format!("{found} ({error})") })?;
         Ok(Self { file })
+    }
+
+    /// Registers the guest RAM of this process for missing pages. An access to a page that is not in memory waits from now on
+    /// until the page is placed.
+    ///
+    /// Dropping the result ends the registration: missing pages then read as zeros.
+    ///
+    /// # Errors
+    /// [`MissingPagesError::Refused`], [`MissingPagesError::Unsupported`], [`MissingPagesError::Taken`],
+    /// [`MissingPagesError::Block`]. No access waits then.
+    pub fn of_own(ram: &GuestRam) -> Result<Self, MissingPagesError> {
+        MissingPages::check(ram)?;
+        let kernel = Userfault::open(FEATURES).map_err(unsupported)?;
+        for block in ram.blocks() {
+            let start = block.host_address() as u64;
+            let bytes = start..start + block.len_bytes();
+            kernel.register(&bytes, UFFDIO_REGISTER_MODE_MISSING).map_err(|source| {
+                let block = block.name().to_owned();
+                match source.raw_os_error() {
+                    Some(libc::EBUSY) => MissingPagesError::Taken { block },
+                    _ => MissingPagesError::Block { block, call: "UFFDIO_REGISTER", source },
+                }
+            })?;
+        }
+        Ok(Self { file: kernel.into_file() })
     }
 
     /// Appends the next events, at most 64. Returns `false` if no further event is waiting.

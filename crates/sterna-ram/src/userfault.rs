@@ -61,6 +61,11 @@ impl Userfault {
         Ok(Self { file: File::from(fd) })
     }
 
+    /// The file, for a reader of its own.
+    pub(crate) fn into_file(self) -> File {
+        self.file
+    }
+
     /// Registers memory with a `mode` of `UFFDIO_REGISTER_MODE_*`.
     pub(crate) fn register(&self, bytes: &Range<u64>, mode: u32) -> io::Result<()> {
         let mut register = uffdio_register { range: range(bytes), mode: u64::from(mode), ioctls: 0 };

@@ -43,7 +43,7 @@ fn guest_is_killed_if_the_image_cannot_be_read() {
     guest.tell(&format!("sum 0 {MIB}")).unwrap();
     assert_eq!(guest.wait().unwrap().signal(), Some(9));
     let guests = until(&pager, "the end", |guests| guests[0].is_over());
-    let GuestStage::Ended(GuestEnd::GivenUp { why: GuestError::Source(why), is_killed: true }) =
+    let GuestStage::Ended(GuestEnd::GivenUp { why: GuestError::Source { source: why, .. }, is_killed: true }) =
         &guests[0].stage
     else {
         panic!("{guests:?}")
@@ -66,7 +66,7 @@ fn guest_is_killed_rather_than_given_pages_of_a_changed_image() {
     assert_eq!(guest.wait().unwrap().signal(), Some(9));
     let guests = until(&pager, "the end", |guests| guests[0].is_over());
     assert!(
-        matches!(&guests[0].stage, GuestStage::Ended(GuestEnd::GivenUp { why: GuestError::Source(why), .. })
+        matches!(&guests[0].stage, GuestStage::Ended(GuestEnd::GivenUp { why: GuestError::Source { source: why, .. }, .. })
             if matches!(**why, SourceError::Changed { .. })),
         "{guests:?}"
     );

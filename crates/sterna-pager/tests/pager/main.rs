@@ -6,6 +6,7 @@ mod ends;
 mod fill;
 mod handshakes;
 mod images;
+mod own;
 mod pages;
 
 /// The other process: [`common::guest`] starts this program again with this test alone.

@@ -16,7 +16,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::page::PAGE_BYTES;
+use crate::filling::Filled;
+use crate::page::{PAGE_BYTES, PAGE_SHIFT};
 use crate::permissions::MemoryPermissions;
 use crate::sys::{self, check};
 pub(crate) use kind::Kind;
@@ -110,6 +111,8 @@ pub(crate) struct Mapping {
     pub(super) is_gone: AtomicBool,
     /// Whether a userfaultfd of the VMM fills missing pages when they are first touched.
     pub(super) is_filled_on_demand: bool,
+    /// The server of this process that fills missing pages.
+    pub(crate) filled: Filled,
     pub(super) permissions: MemoryPermissions,
     pub(super) owner: Owner,
     /// Other mappings of the same file in the same guest: see [`Mapping::link`].
@@ -147,6 +150,7 @@ impl Mapping {
             is_read_only: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             is_filled_on_demand: false,
+            filled: Filled::default(),
             permissions: MemoryPermissions::all(),
             owner: Owner::Mapping,
             siblings: Mutex::default(),
@@ -194,6 +198,7 @@ impl Mapping {
             is_read_only: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             is_filled_on_demand: false,
+            filled: Filled::default(),
             permissions: MemoryPermissions::all(),
             owner: Owner::Nobody,
             siblings: Mutex::default(),
@@ -297,7 +302,8 @@ impl Mapping {
     /// need space of their file. A page that a VMM fills on demand, and a huge page, are missing for other reasons.
     pub(crate) fn lacks_space(&self, offset: u64) -> Option<io::Error> {
         let Under { kind, file } = self.under();
-        let range = file.filter(|_| matches!(kind, Kind::Tmpfs | Kind::File) && !self.is_filled_on_demand)?;
+        let is_filled = self.is_filled_on_demand || self.filled.is_active();
+        let range = file.filter(|_| matches!(kind, Kind::Tmpfs | Kind::File) && !is_filled)?;
         let lacks = sys::is_hole(&range.file, range.offset + offset, PAGE_BYTES)
             .and_then(|is_hole| Ok(is_hole && sys::is_full(&range.file)?));
         lacks.unwrap_or(false).then(|| io::Error::from_raw_os_error(libc::ENOSPC))
@@ -322,6 +328,7 @@ impl Mapping {
         if self.is_read_only() {
             return Err(NotDiscarded::ReadOnly);
         }
+        self.filled.given_back(offset >> PAGE_SHIFT, len >> PAGE_SHIFT);
         self.discard_unpinned(offset, len).map_err(|(call, source)| NotDiscarded::System(call, source))
     }
 

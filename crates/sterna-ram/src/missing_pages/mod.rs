@@ -42,7 +42,8 @@ use crate::userfault::{self, FillEnd, Filled, Stop, Unsupported, Userfault};
 use crate::{GuestRam, RamBlock};
 use addresses::{bytes_of, checked};
 
-const FEATURES: u32 = UFFD_FEATURE_MISSING_HUGETLBFS | UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_THREAD_ID;
+pub(crate) const FEATURES: u32 =
+    UFFD_FEATURE_MISSING_HUGETLBFS | UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_THREAD_ID;
 
 /// Registrations that were dropped with missing pages. If their descriptors were closed, the guest would read
 /// zeros.
@@ -289,7 +290,7 @@ impl Drop for MissingPages {
     }
 }
 
-fn unsupported(Unsupported { is_feature, source }: Unsupported) -> MissingPagesError {
+pub(crate) fn unsupported(Unsupported { is_feature, source }: Unsupported) -> MissingPagesError {
     let what = if is_feature {
         "UFFD_FEATURE_MISSING_SHMEM and UFFD_FEATURE_MISSING_HUGETLBFS"
     } else {
