@@ -13,6 +13,7 @@ mod meter;
 mod monitor;
 mod process;
 mod protection;
+mod restored;
 mod tide;
 
 pub use kvm::{GuestChoice, kvm_machine, kvm_usable};
@@ -22,4 +23,6 @@ pub use protection::{Console, Protection};
 
 pub use config::{Config, Load};
 pub use hosted::Hosted;
+pub use restored::{Restored, Told};
+
 pub use machine::{Guest, GuestEnd, GuestProgress, Machine, Parts};

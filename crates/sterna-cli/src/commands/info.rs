@@ -81,6 +81,24 @@ fn protection_of(protection: &Value, is_json: bool) -> String {
     text
 }
 
+/// How far the memory was loaded from an image. Empty if the guest comes from elsewhere.
+fn restored(restore: &Value) -> String {
+    let Some(image) = restore["image"].as_str() else { return String::new() };
+    if let Some(error) = restore["error"].as_str() {
+        return format!("from {image}: {error}");
+    }
+    let bytes = |name: &str| {
+        let pages = restore[name].as_u64().unwrap_or(0);
+        units::bytes(pages * restore["page-bytes"].as_u64().unwrap_or(0))
+    };
+    match restore["status"].as_str() {
+        Some("active") => {
+            format!("from {image}: {} of {} are missing", bytes("missing-pages"), bytes("total-pages"))
+        }
+        _ => format!("from {image}"),
+    }
+}
+
 struct Info {
     status: String,
     name: String,
@@ -89,6 +107,8 @@ struct Info {
     ram_bytes: Option<u64>,
     pages_per_second: Option<f64>,
     migration: Value,
+    /// How far the memory is, if the guest was restored from an image.
+    restore: Value,
     /// The protection, if this VM is a standby.
     protection: Value,
     record: Option<Record>,
@@ -106,6 +126,7 @@ impl Info {
         let ram_bytes = maybe("query-memory-size-summary")["base-memory"].as_u64();
         let pages_per_second = maybe("x-sterna-query-guest")["pages_per_second"].as_f64();
         let protection = maybe("x-sterna-query-protection");
+        let restore = maybe("x-sterna-query-restore");
         let left = if monitor.is_sterna() { None } else { LeftProtection::look(monitor.vm()).ok() };
         let record =
             monitor.statistics()?.map(|figures| Record::new(&monitor.endpoint().to_string(), "", figures));
@@ -117,6 +138,7 @@ impl Info {
             ram_bytes,
             pages_per_second,
             migration: monitor.execute("query-migrate", Value::Null)?,
+            restore,
             protection,
             record,
             left: left.filter(|left| !left.is_empty()),
@@ -135,6 +157,7 @@ impl Info {
             "ram_bytes": self.ram_bytes,
             "guest_pages_per_second": self.pages_per_second,
             "query_migrate": self.migration,
+            "restore": self.restore,
             "protection": self.protection,
             "record": self.record,
             "left_by_protection": self.left.as_ref().map(|left| json!({
@@ -172,6 +195,7 @@ impl Info {
             let bytes = units::rate(pages * units::PAGE_BYTES as f64);
             format!("{} pages/s ({bytes}) on each vCPU", units::count(pages.round() as u64))
         };
+        row("restored", &restored(&self.restore));
         row("writes", &self.pages_per_second.map_or(String::new(), writes));
         let progress = Progress::from_query(&self.migration);
         row("migration", &progress.status);

@@ -1,8 +1,10 @@
 //! `sterna run`: runs one VM in this process until it is quit.
 
+mod restore;
+
 use std::process;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
@@ -17,7 +19,7 @@ use sterna_vmm::{DiskOptions, LinuxImage, MachineConfig, NetOptions};
 use uuid::Uuid;
 
 use crate::exit::{Done, Status, Stop};
-use crate::host::{self, Console, GuestChoice, GuestEnd, GuestMonitor, Hosted, Load, Protection};
+use crate::host::{self, Console, GuestChoice, GuestEnd, GuestMonitor, Hosted, Load, Protection, Restored};
 use crate::interrupts::Interrupts;
 use crate::serial::Serial;
 use crate::vhost_user::{self, VhostUser};
@@ -114,6 +116,9 @@ pub struct Arguments {
     /// over QMP gives the address
     #[arg(long, value_name = "defer|URI")]
     pub incoming: Option<String>,
+    /// The image from which the guest starts.
+    #[command(flatten)]
+    pub restore: restore::RestoreArguments,
     /// Accept only a guest that another process on this host moves with `sterna migrate --same-host`. This process
     /// allocates no guest RAM: it maps the source's, so huge pages are needed only once. It takes over the source's
     /// taps and vhost-user devices together with the guest
@@ -291,9 +296,11 @@ impl LoadArguments {
 
 /// Runs the VM until it ends.
 pub fn execute(arguments: &Arguments) -> Done {
+    let began = Instant::now();
     if let Some(parent) = arguments.exit_with_parent {
         follow(parent)?;
     }
+    let restoring = arguments.restore.open()?;
     let interrupts = Interrupts::catch()?;
     sterna_vmm::forward_sigbus().map_err(|error| {
         Stop::failed(format!("cannot install the handler for memory failures (SIGBUS): {error}"))
@@ -321,9 +328,10 @@ pub fn execute(arguments: &Arguments) -> Done {
     let vm = Hosted::new(parts, arguments.arrival_rate, interrupts.clone(), protection);
     let bus = EventBus::new();
     let control = MigrationControl::new(vm.clone(), bus.clone(), !arguments.stopped);
+    let restored = Restored::new(began, bus.clone());
     let server = match &arguments.qmp {
         Some(endpoint) => {
-            let monitor = GuestMonitor::new(control.clone(), vm.clone());
+            let monitor = GuestMonitor::new(control.clone(), vm.clone(), restored.clone());
             Some(
                 Server::bind(endpoint, monitor, bus.clone())
                     .map_err(|error| Stop::failed(format!("the monitor cannot listen: {error}")))?,
@@ -335,7 +343,10 @@ pub fn execute(arguments: &Arguments) -> Done {
         let endpoint = if arguments.incoming.is_some() { TlsEndpoint::Server } else { TlsEndpoint::Client };
         tls::host(&control, directory, endpoint)?;
     }
-    begin(arguments, &control, &vm)?;
+    match restoring {
+        Some(restoring) => restoring.run((&control, &vm, &restored), arguments.stopped)?,
+        None => begin(arguments, &control, &vm)?,
+    }
     let keyboard = arguments.serial.keyboard(Arc::clone(&vm))?;
     meter(&vm)?;
     let ended = host_until_end(&vm, &interrupts);
@@ -346,6 +357,10 @@ pub fn execute(arguments: &Arguments) -> Done {
     if let Some(server) = server {
         server.close();
     }
+    if restored.failure().is_some() {
+        // Its threads may wait for a page that cannot be loaded. They end only with the process.
+        process::exit(Status::Failed.code().into());
+    }
     if lacks_pages(&control) {
         terminal::note(
             "sterna: error: the guest was ended and is lost, because only its source had some pages of its memory",
@@ -355,6 +370,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         process::exit(Status::Failed.code().into());
     }
     vm.machine().end();
+    restore::record(&arguments.restore, &restored)?;
     console.finish();
     if vm.is_lost() {
         return Err(Stop::with(
@@ -399,7 +415,7 @@ fn config(arguments: &Arguments) -> host::Config {
         entropy: arguments.rng,
         virtio_console: arguments.virtio_console,
         takes_over: arguments.same_host,
-        incoming: arguments.incoming.is_some(),
+        incoming: arguments.incoming.is_some() || arguments.restore.restore.is_some(),
         ..MachineConfig::new(&arguments.name)
     };
     host::Config { machine, load: arguments.load.to_load() }

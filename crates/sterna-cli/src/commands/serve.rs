@@ -2,7 +2,7 @@
 //! Firecracker, and `cloud_hypervisor` for Cloud Hypervisor.
 
 mod cloud_hypervisor;
-mod uffd;
+pub(crate) mod uffd;
 
 use std::path::PathBuf;
 use std::sync::Arc;

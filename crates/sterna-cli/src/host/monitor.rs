@@ -1,8 +1,8 @@
-//! The monitor of a hosted VM: the migration commands, and three commands of Sterna for the guest.
+//! The monitor of a hosted VM: the migration commands, and four commands of Sterna for the guest.
 //!
 //! [`GUEST_COMMANDS`] lists them.
 //!
-//! These three commands are for guests of `guests/`, which write their memory by rules. With another guest,
+//! Three of them are for guests of `guests/`, which write their memory by rules. With another guest,
 //! they fail.
 
 use std::sync::Arc;
@@ -14,8 +14,12 @@ use sterna_qmp::server::{CommandSpec, Context, EventSpec, MemberSpec};
 use sterna_qmp::{Handler, MigrationControl, QmpError};
 
 use super::hosted::Hosted;
+use super::restored::{QUERY_RESTORE, Restored};
 
-/// The commands about the guest inside, for guests that write their memory by rules.
+/// Commands that would wait without end for a page that cannot be loaded.
+const NEED_MEMORY: [&str; 4] = ["cont", "migrate", "x-sterna-check-guest", "x-sterna-query-guest"];
+
+/// The commands about the guest inside. All but the last are for guests that write their memory by rules.
 #[rustfmt::skip]
 pub const GUEST_COMMANDS: &[CommandSpec] = &[
     CommandSpec::new("x-sterna-check-guest", "Pauses the guest briefly and checks that the content of its RAM is \
@@ -31,18 +35,20 @@ pub const GUEST_COMMANDS: &[CommandSpec] = &[
         MemberSpec::optional("rate", Integer, "Pages per second that the guest writes."),
         MemberSpec::optional("reset-gap", Boolean, "Resets the longest gap."),
     ]),
+    QUERY_RESTORE,
 ];
 
 /// Handles all of it.
 pub struct GuestMonitor {
     control: Arc<MigrationControl>,
     vm: Arc<Hosted>,
+    restored: Arc<Restored>,
 }
 
 impl GuestMonitor {
     /// The monitor of `vm`, whose migrations `control` runs.
-    pub fn new(control: Arc<MigrationControl>, vm: Arc<Hosted>) -> Arc<Self> {
-        Arc::new(Self { control, vm })
+    pub fn new(control: Arc<MigrationControl>, vm: Arc<Hosted>, restored: Arc<Restored>) -> Arc<Self> {
+        Arc::new(Self { control, vm, restored })
     }
 
     fn check(&self) -> Result<Value, QmpError> {
@@ -97,7 +103,15 @@ impl Handler for GuestMonitor {
         arguments: &Map<String, Value>,
         context: &mut Context,
     ) -> Result<Value, QmpError> {
+        if let Some(why) = self.restored.failure().filter(|_| NEED_MEMORY.contains(&command)) {
+            return Err(refused(why.to_owned()));
+        }
         match command {
+            // The stop may wait for a thread that waits for the page. It does not run any more.
+            "query-status" if self.restored.failure().is_some() => {
+                Ok(json!({"running": false, "status": "paused"}))
+            }
+            "x-sterna-query-restore" => Ok(self.restored.query()),
             "x-sterna-check-guest" => self.check(),
             "x-sterna-query-guest" => {
                 let progress = self.vm.progress().map_err(refused)?;

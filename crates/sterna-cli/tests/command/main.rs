@@ -29,6 +29,7 @@ mod qmp_reference;
 mod rdma;
 mod reconnect;
 mod relay;
+mod run_restore;
 mod same_host;
 mod same_host_devices;
 mod save;

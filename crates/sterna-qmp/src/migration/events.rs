@@ -1,7 +1,7 @@
 //! The events.
 
 use crate::server::MemberKind::{Boolean, Integer, String as Text, Word};
-use crate::server::{EventSpec, required};
+use crate::server::{EventSpec, optional, required};
 
 /// Every event of a VM's monitor.
 pub const EVENTS: &[EventSpec] = &[
@@ -15,6 +15,7 @@ pub const EVENTS: &[EventSpec] = &[
     X_STERNA_WARNING,
     X_STERNA_CONNECTION_LOST,
     X_STERNA_RECONNECTED,
+    X_STERNA_RESTORE,
 ];
 
 /// The capability that a client switches on to be told about a migration.
@@ -86,3 +87,14 @@ pub const X_STERNA_RECONNECTED: EventSpec =
             required("resent-bytes", Integer, "Bytes of pages that are sent again."),
         ])
         .only_with(ASKED);
+
+/// The memory of a lazily restored guest is complete, or cannot be completed.
+pub const X_STERNA_RESTORE: EventSpec = EventSpec::new(
+    "X_STERNA_RESTORE",
+    "A guest that runs before its memory is loaded (`sterna run --restore --lazy`) has all of it, or was stopped because a page \
+     cannot be loaded.",
+)
+.with(&[
+    required("status", Word(&["completed", "failed"]), "As in `x-sterna-query-restore`."),
+    optional("error", Text, "Which page and which frame of the image, and what to do."),
+]);

@@ -235,13 +235,13 @@ fn open(plan: &Plan<'_>) -> Result<Opened, Stop> {
     }
 }
 
-fn read_working_set(path: &Path) -> Result<WorkingSet, Stop> {
+pub(crate) fn read_working_set(path: &Path) -> Result<WorkingSet, Stop> {
     let text = std::fs::read_to_string(path).map_err(|error| Stop::cannot_read(path, &error))?;
     WorkingSet::decode(&text).map_err(|error| Stop::unreadable(format!("{}, {error}", path.display())))
 }
 
 /// Writes the file completely or not at all.
-fn write_working_set(path: &Path, recorded: &WorkingSet) -> Result<(), Stop> {
+pub(crate) fn write_working_set(path: &Path, recorded: &WorkingSet) -> Result<(), Stop> {
     let failed = |error: std::io::Error| Stop::failed(format!("cannot write {}: {error}", path.display()));
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
@@ -358,7 +358,7 @@ fn record(text: &str) -> Result<Record, String> {
     Ok(if text.is_empty() { Record::Image } else { Record::File(text.into()) })
 }
 
-fn fill_rate(text: &str) -> Result<FillRate, String> {
+pub(crate) fn fill_rate(text: &str) -> Result<FillRate, String> {
     match text {
         "off" => Ok(FillRate::Off),
         "max" => Ok(FillRate::Max),
