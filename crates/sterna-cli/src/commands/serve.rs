@@ -294,6 +294,7 @@ fn local_migrations(arguments: &Arguments) -> Done {
     }
     cloud_hypervisor::execute(&cloud_hypervisor::Plan {
         image: &arguments.image,
+        access: arguments.opened.access()?,
         addresses: &arguments.addresses,
         cache_limit: arguments.reading.cache_limit,
         fill: arguments.paging.fill_rate,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sterna_store::{StoreError, PageRange, Place, StoredImage, put_working_set};
+use sterna_store::{PageRange, Place, StoreError, StoredImage, put_working_set};
 
 use crate::error::ImageError;
 use crate::read::Access;

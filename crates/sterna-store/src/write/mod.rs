@@ -17,9 +17,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use level::Chooser;
+use object::ObjectSink;
 pub use record::put_working_set;
 pub(crate) use record::with_working_set;
-use object::ObjectSink;
 pub use sink::publish;
 pub(crate) use sink::{FileSink, FrameSink, sync_directory};
 use tail::tail;

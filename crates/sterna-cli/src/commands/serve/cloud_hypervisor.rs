@@ -31,6 +31,7 @@ pub struct Handing {
 /// Which guests are restored, and how.
 pub struct Plan<'a> {
     pub image: &'a Path,
+    pub access: Access,
     pub addresses: &'a [String],
     pub cache_limit: u64,
     pub fill: Option<FillRate>,
@@ -58,7 +59,7 @@ pub fn execute(plan: &Plan<'_>) -> Done {
         return Err(Stop::usage("--fill-rate is only for uffd: addresses, and for ch: with --lazy"));
     }
     let image =
-        open_stored(plan.image, &Access::default()).map_err(|error| Stop::of_image(&error, &[plan.image]))?;
+        open_stored(plan.image, &plan.access).map_err(|error| Stop::of_image(&error, &[plan.image]))?;
     let machine = SavedMachine::new(&image, plan.cache_limit);
     let machine = Arc::new(machine.map_err(|error| Stop::unreadable(error.to_string()))?);
     let live = Live::new(plan.shown, plan.json);
