@@ -90,7 +90,7 @@ fn image_of_qemu_goes_to_an_object_and_comes_back_byte_for_byte() {
 #[test]
 fn snapshot_goes_to_a_store_in_a_bucket_and_comes_back_byte_for_byte() {
     let (server, directory) = (Server::start(), tempfile::tempdir().unwrap());
-    let from = snapshot(directory.path(), 20 << 20);
+    let from = snapshot(directory.path(), 17 << 20);
     let (store, image) = ("s3://bucket/store", "s3://bucket/store#agent");
     run(&server, &["convert", text(&from), "s3://bucket/agent.sterna", "--level", "0"]);
     run(&server, &["convert", "s3://bucket/agent.sterna", image]);
@@ -105,7 +105,7 @@ fn snapshot_goes_to_a_store_in_a_bucket_and_comes_back_byte_for_byte() {
     run(&server, &["flatten", image, "--output", "s3://bucket/store#copy"]);
     let stat: Value = serde_json::from_slice(&run(&server, &["store", "stat", store, "--json"])).unwrap();
     assert_eq!((&stat["names"], &stat["leases"]), (&2.into(), &0.into()));
-    assert!(stat["pack_bytes"].as_u64().unwrap() < 21 << 20, "{stat}");
+    assert!(stat["pack_bytes"].as_u64().unwrap() < 18 << 20, "{stat}");
     let listed = String::from_utf8(run(&server, &["store", "ls", store])).unwrap();
     assert!(listed.contains("agent") && listed.contains("copy"), "{listed}");
     run(&server, &["store", "check", store]);

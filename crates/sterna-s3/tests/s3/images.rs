@@ -222,3 +222,27 @@ fn address_names_bucket_and_prefix_and_layers_find_bases_beside_them() {
     let missing = place("top").open(None, FileBases::default());
     assert!(matches!(missing.err(), Some(StoreError::BaseMissing { .. })));
 }
+
+#[test]
+fn object_that_is_longer_than_the_memory_of_the_cache_is_fetched_once_and_ahead_of_its_reader() {
+    let (server, content) = (Server::start(), noise(9));
+    let objects = cached(&server, &CacheOptions { memory_bytes: 300 << 10, directory: None });
+    objects.put("x", &content, sterna_store::Condition::Always).unwrap();
+    let blob = objects.open("x").unwrap();
+    let requests = |offset: usize, length: usize| {
+        let (before, mut read) = (server.requests(), vec![0; length]);
+        blob.read_exact_at(offset as u64, &mut read).unwrap();
+        assert!(read == content[offset..][..length], "{length} bytes at {offset}");
+        server.requests() - before
+    };
+
+    // Three ranges of a mebibyte.
+    assert_eq!(requests(0, RAM), 3);
+    assert_eq!(requests(RAM - 5, 5), 0);
+    assert!(matches!(blob.read_exact_at(RAM as u64 - 5, &mut [0; 6]), Err(StoreError::Torn { .. })));
+    // The second block comes with the third one, because the reader goes forward.
+    let block = 256 << 10;
+    assert_eq!([requests(10, 10), requests(block + 100, 10)], [1, 1]);
+    assert_eq!(requests(2 * block + 100, 10), 0);
+    assert_eq!(requests(block - 5, 10), 1, "the first block did not stay");
+}

@@ -253,11 +253,7 @@ fn refusal(status: u16, code: &str) -> Reply {
 }
 
 fn tag(bytes: &[u8]) -> String {
-    format!(
-        "\"{:08x}-{}\"",
-        bytes.iter().fold(7u32, |sum, byte| sum.wrapping_mul(31) ^ u32::from(*byte)),
-        bytes.len()
-    )
+    format!("\"{:08x}-{}\"", crc32fast::hash(bytes), bytes.len())
 }
 
 fn answer(state: &mut State, request: &Request, fault: Option<Fault>) -> Reply {

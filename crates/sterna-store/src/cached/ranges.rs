@@ -77,26 +77,25 @@ impl CachedBlob {
         Self { inner, cache, object, readers: Mutex::default() }
     }
 
-    fn blocks(&self) -> u64 {
+    fn block_count(&self) -> u64 {
         self.inner.len_bytes().div_ceil(BLOCK)
     }
 
-    /// The block `number`. The caller reads up to block `last`.
-    fn block(&self, number: u64, last: u64) -> Result<Arc<Vec<u8>>, StoreError> {
+    /// The block `number` and those after it that came with it. The caller reads up to block `last`.
+    fn blocks_from(&self, number: u64, last: u64) -> Result<Vec<Arc<Vec<u8>>>, StoreError> {
         let mut claim = match self.cache.memory.take((self.object, number)) {
-            Found::Here(content) => return Ok(content),
+            Found::Here(content) => return Ok(vec![content]),
             Found::Absent(claim) => claim,
         };
-        if let Some(content) = self.kept(number) {
-            let content = Arc::new(content);
-            claim.fulfil(vec![Arc::clone(&content)]);
-            return Ok(content);
-        }
-        self.extend(&mut claim, number, last);
-        let contents = self.fetch(number, claim.count() as u64)?;
-        let first = Arc::clone(&contents[0]);
-        claim.fulfil(contents);
-        Ok(first)
+        let contents = match self.kept(number) {
+            Some(content) => vec![Arc::new(content)],
+            None => {
+                self.extend(&mut claim, number, last);
+                self.fetch(number, claim.count() as u64)?
+            }
+        };
+        claim.fulfil(contents.clone());
+        Ok(contents)
     }
 
     fn kept(&self, number: u64) -> Option<Vec<u8>> {
@@ -111,7 +110,7 @@ impl CachedBlob {
             let known = readers.iter().position(|(next, _)| *next == number).map(|at| readers.remove(at));
             known.map_or(1, |(_, run)| (run * 2).min(AHEAD))
         };
-        let wanted = run.max((last - number + 1).min(ASKED)).min(self.blocks() - number);
+        let wanted = run.max((last - number + 1).min(ASKED)).min(self.block_count() - number);
         while (claim.count() as u64) < wanted {
             let next = (self.object, number + claim.count() as u64);
             let is_kept = self.cache.directory.as_ref().is_some_and(|kept| kept.has(&key(&next)));
@@ -159,13 +158,17 @@ impl Blob for CachedBlob {
         };
         let (mut at, mut rest, last) = (offset, to, (end - 1) / BLOCK);
         while !rest.is_empty() {
-            let block = self.block(at / BLOCK, last)?;
-            let inside = (at % BLOCK) as usize;
-            let count = rest.len().min(block.len() - inside);
-            let (part, more) = rest.split_at_mut(count);
-            part.copy_from_slice(&block[inside..inside + count]);
-            at += count as u64;
-            rest = more;
+            for block in self.blocks_from(at / BLOCK, last)? {
+                if rest.is_empty() {
+                    break;
+                }
+                let inside = (at % BLOCK) as usize;
+                let count = rest.len().min(block.len() - inside);
+                let (part, more) = rest.split_at_mut(count);
+                part.copy_from_slice(&block[inside..inside + count]);
+                at += count as u64;
+                rest = more;
+            }
         }
         Ok(())
     }
