@@ -94,6 +94,7 @@ pub use hooks::Hook;
 #[cfg(feature = "planted-faults")]
 pub use incoming::SharingFault;
 pub use incoming::{Arrival, Incoming, RecoverError};
+pub use outgoing::live::{ChangeLog, LiveSave, LiveSaveOptions, LiveSaved, Snapshot};
 pub use outgoing::{Decision, Migration, Outcome, ResumeError, RetryError, Waited};
 pub use params::{
     Capabilities, Compression, MigrationMode, NonConvergence, Parameters, StatusQuestions, WaitLimits,

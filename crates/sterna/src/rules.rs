@@ -70,6 +70,8 @@ pub enum Feature {
     Recovery,
     /// A new connection for a lost one (`x-sterna-reconnect-window`).
     Reconnect,
+    /// A save while the guest runs ([`LiveSave`](crate::LiveSave), `x-sterna-live-save`).
+    LiveSave,
 }
 
 impl Feature {
@@ -103,6 +105,7 @@ impl Feature {
             Self::PostcopyAfterRounds => "postcopy after rounds",
             Self::Recovery => "recovery",
             Self::Reconnect => "reconnect",
+            Self::LiveSave => "live save",
         }
     }
 }
@@ -245,10 +248,21 @@ const fn needs_postcopy(one: Feature, what: &'static str) -> Rule {
     both(one, Needs, Feature::Postcopy, SettingsError::NeedsPostcopy { what })
 }
 
+/// A rule of the source: excludes a feature from a live save.
+const fn live_save(other: Feature, what: &'static str) -> Rule {
+    source(Feature::LiveSave, Excludes, other, SettingsError::LiveSaveExcludes { what })
+}
+
 use Relation::{Excludes, Needs};
 
 /// All rules, in the order in which [`check`] tests them.
 pub static RULES: &[Rule] = &[
+    live_save(Feature::Rdma, "rdma:"),
+    live_save(Feature::Multifd, "multifd"),
+    live_save(Feature::MappedRam, "mapped_ram"),
+    live_save(Feature::Postcopy, "postcopy_ram"),
+    live_save(Feature::SameHost, "mode cpr-transfer"),
+    live_save(Feature::Reconnect, "reconnect_window"),
     both(Feature::StreamFile, Excludes, Feature::Multifd, SettingsError::FileIsOneChannel),
     both(Feature::File, Excludes, Feature::Tls, SettingsError::FileHasNoTls),
     source(Feature::File, Excludes, Feature::SwitchoverAck, SettingsError::FileDoesNotAnswer),

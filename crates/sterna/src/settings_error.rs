@@ -168,6 +168,29 @@ pub enum SettingsError {
         /// Name of the device.
         device: String,
     },
+    /// A live save with a feature that excludes it.
+    #[error(
+        "a live save cannot be combined with {what}: a live save writes one stream, while the guest runs; change that"
+    )]
+    LiveSaveExcludes {
+        /// Name of the feature, as in [`Capabilities`](crate::Capabilities) and [`Parameters`](crate::Parameters).
+        what: &'static str,
+    },
+    /// A live save of a VM whose guest's writes cannot all be held.
+    #[error(
+        "a live save holds the guest's writes, and this VM does not permit that: other processes or devices (vhost-user, \
+         vfio-user, VFIO) may write its guest's memory. Save the guest without --live, which pauses it"
+    )]
+    CannotHoldWrites,
+    /// A live save with a device whose stream cannot be read at one moment.
+    #[error(
+        "device {device:?} streams its state, which a live save cannot contain: save the guest without --live, or run it \
+         without this device"
+    )]
+    LiveSaveExcludesDevice {
+        /// Name of the device.
+        device: String,
+    },
     /// A recovery over a transport that cannot carry it.
     #[error(
         "a paused postcopy can continue only over TCP, a Unix socket, or (if postcopy_preempt is off) one descriptor: \

@@ -78,9 +78,11 @@ roles! {
     TakeOver = "take over",
     /// Destination in postcopy: calls `Hook::announce`.
     Announce = "announce",
+    /// Live save: pauses the guest for a moment, and sends the pages of that moment.
+    LiveSave = "live save",
     /// Measures a dirty rate.
     DirtyRate = "dirty-rate",
-    /// Protected guest, primary: answers writers of pages that are not copied yet.
+    /// Protected guest, primary; live save: answers writers of pages that are not copied yet.
     HeldWrites = "held writes",
     /// Protected guest, primary: copies the pages of a checkpoint.
     CheckpointCopier = "checkpoint copier",

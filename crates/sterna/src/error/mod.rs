@@ -215,6 +215,18 @@ pub enum MigrationError {
         /// How the last attempt failed; `None` at a destination.
         last: Option<String>,
     },
+    /// The target of a live save took no bytes while a write of the guest waited.
+    #[error(
+        "a write of the guest was held for {after:?}, because {buffer_bytes} bytes of copied pages wait and the target of the \
+         live save takes no more: the save was given up, and the guest runs. Save to a faster target, or allow more memory for \
+         copies"
+    )]
+    HeldTooLong {
+        /// Time for which the write was held.
+        after: Duration,
+        /// Limit of the copied pages, in bytes.
+        buffer_bytes: u64,
+    },
     /// An operator cancelled the migration.
     #[error("cancelled")]
     Cancelled,
@@ -246,6 +258,7 @@ impl MigrationError {
             | Self::DiskLost { .. }
             | Self::DestinationFailed(_)
             | Self::NotConfigured { .. }
+            | Self::HeldTooLong { .. }
             | Self::Cancelled => None,
             // Unknown: the memory of either side, or the network between them, may have changed it.
             #[cfg(feature = "standby")]

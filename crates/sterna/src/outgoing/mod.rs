@@ -22,6 +22,7 @@ pub(crate) mod guest_source;
 mod lanes;
 mod last_sync;
 mod limits;
+pub mod live;
 mod main_channel;
 pub(crate) mod main_stream;
 mod measure;

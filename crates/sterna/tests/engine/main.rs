@@ -22,6 +22,7 @@ mod free_page_hints;
 mod handed;
 mod handover;
 mod last_sync;
+mod live_save;
 mod migrate;
 mod ownership;
 mod page_order;

@@ -15,7 +15,7 @@
 //! After completion the guest stays stopped here, as with QEMU. Unlike a guest that has moved, it may run again
 //! ([`resume`]). The file is then a snapshot of an earlier state.
 
-mod stream;
+pub(super) mod stream;
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use crate::error::MigrationError;
 use crate::outgoing::main_stream::Sink;
 
 /// Writes bytes to a file from front to back, and skips the places of pages.
-pub(super) struct FileStream {
+pub(in crate::outgoing) struct FileStream {
     state: Mutex<FileStreamState>,
 }
 
@@ -20,7 +20,7 @@ struct FileStreamState {
 
 impl FileStream {
     /// A stream from byte `at` of `file` on.
-    pub(super) fn new(file: &Arc<PageFile>, at: u64) -> Self {
+    pub(in crate::outgoing) fn new(file: &Arc<PageFile>, at: u64) -> Self {
         Self {
             state: Mutex::new(FileStreamState { queue: PageQueue::new(file, QueueOptions::default()), at }),
         }
@@ -40,7 +40,7 @@ impl FileStream {
     }
 
     /// Writes all collected bytes to the kernel.
-    pub(super) fn drain(&self) -> Result<(), MigrationError> {
+    pub(in crate::outgoing) fn drain(&self) -> Result<(), MigrationError> {
         self.state.lock().queue.drain().map_err(MigrationError::storage)
     }
 }
