@@ -6,7 +6,7 @@ use super::types::Thread;
 
 /// Returns the roles of the threads that a thread starts itself.
 ///
-/// They inherit its seccomp filters. Threads of protected guests and served images are not listed.
+/// They inherit its seccomp filters. Threads of protected guests, live saves and served images are not listed.
 pub fn started_by(thread: Thread) -> &'static [Role] {
     match thread {
         Thread::SourceCaller => &[Role::Migration],

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::changes::ChangeLog;
 use crate::vm::RunState;
 
-/// Options of a live save, in addition to [`Parameters`].
+/// Options of a live save, in addition to [`Parameters`](crate::Parameters).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LiveSaveOptions {
