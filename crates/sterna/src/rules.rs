@@ -70,7 +70,7 @@ pub enum Feature {
     Recovery,
     /// A new connection for a lost one (`x-sterna-reconnect-window`).
     Reconnect,
-    /// A save while the guest runs ([`LiveSave`](crate::LiveSave), `x-sterna-live-save`).
+    /// A save while the guest runs ([`LiveSave`](crate::LiveSave)).
     LiveSave,
 }
 
