@@ -23,7 +23,7 @@ impl Machine {
     fn start(directory: &Path, name: &str, kind: &str, more: &[&str]) -> Self {
         let (socket, errors) = (directory.join(name), directory.join(format!("{name}.log")));
         let child = Command::new(env!("CARGO_BIN_EXE_sterna"))
-            .args(["run", "--ram=32M", "--rate=2000"])
+            .args(["run", "--ram=64M", "--rate=2000"])
             .arg(format!("--machine={kind}"))
             .arg(format!("--qmp=unix:{}", socket.display()))
             .arg(format!("--exit-with-parent={}", std::process::id()))
@@ -306,13 +306,13 @@ fn what_cannot_be_restored_is_refused() {
         (output.status.code(), text(&output.stderr))
     };
 
-    let (status, error) = run(&["--ram=64M", "--lazy"]);
+    let (status, error) = run(&["--ram=128M", "--lazy"]);
     assert_eq!(status, Some(2), "{error}");
-    assert!(error.contains("RAM block") && error.contains("--ram 32"), "{error}");
-    let (status, error) = run(&["--ram=64M"]);
+    assert!(error.contains("RAM block") && error.contains("--ram 64"), "{error}");
+    let (status, error) = run(&["--ram=128M"]);
     assert_eq!(status, Some(1), "{error}");
     assert!(error.contains("cannot be loaded"), "{error}");
-    let (status, error) = run(&["--ram=32M", "--incoming=defer"]);
+    let (status, error) = run(&["--ram=64M", "--incoming=defer"]);
     assert_eq!(status, Some(2), "{error}");
 }
 
