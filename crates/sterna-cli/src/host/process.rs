@@ -11,7 +11,7 @@ use crate::units::PAGE_BYTES;
 
 /// Builds the machine; a guest that boots here is still paused.
 pub fn process_machine(config: Config) -> Result<Parts, Stop> {
-    let Config { machine, load } = config;
+    let Config { machine, load, is_lazy } = config;
     if machine.dirty_ring_size.is_some() {
         return Err(Stop::usage(
             "`--dirty-ring-size` is for the KVM machine; leave it out for the process machine.",
@@ -41,7 +41,8 @@ pub fn process_machine(config: Config) -> Result<Parts, Stop> {
         uuid: machine.uuid,
         blocks: blocks(machine.ram_bytes),
         backing: machine.backing,
-        tracking: Tracking::Automatic,
+        // Memory that is loaded lazily cannot be registered with a dirty log, too.
+        tracking: if is_lazy { Tracking::Software } else { Tracking::Automatic },
         rate: load.rate,
         workers,
         pattern: load.pattern,

@@ -81,10 +81,7 @@ impl RestoreArguments {
         };
         let access = self.opened.access()?;
         let image = Image::open_with(path, &access).map_err(unreadable)?;
-        // In Sterna's own format each frame has a digest, and the view is made of what passed.
-        if image.stored().is_none() {
-            refuse_damage(&image).map_err(unreadable)?;
-        }
+        refuse_damage(&image).map_err(unreadable)?;
         Ok(Some(Restoring { arguments: self, path, access, image }))
     }
 }
@@ -137,8 +134,12 @@ impl Restoring<'_> {
     fn from_stream(&self, control: &Arc<MigrationControl>, restored: &Restored) -> Result<(), Stop> {
         let (path, access) = (self.path.to_owned(), self.access.clone());
         let feed = move |out: File| {
-            let options =
-                ConvertOptions { target: Some(Format::Legacy), access, ..ConvertOptions::default() };
+            let options = ConvertOptions {
+                target: Some(Format::Legacy),
+                force_damaged: true,
+                access,
+                ..ConvertOptions::default()
+            };
             convert(Input::File(path), Output::Pipe(Box::new(out)), &options).map(drop)
         };
         receive(control, restored, Box::new(feed))
