@@ -1,5 +1,6 @@
 //! Guest RAM of this process, served by its own pager.
 
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -28,6 +29,11 @@ impl OwnEvents for Events {
     }
 }
 
+/// Reports that a test was skipped, with the reason. It writes around the capture of a test's output.
+fn skipped(test: &str, why: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
+}
+
 fn ram(backing: Backing, lengths: &[u64]) -> GuestRam {
     let block = |(index, bytes): (usize, &u64)| RamBlock::new(format!("m{index}"), *bytes, backing).unwrap();
     GuestRam::new(lengths.iter().enumerate().map(block).collect()).unwrap()
@@ -41,7 +47,7 @@ fn serve(
     fill: FillRate,
 ) -> Option<(Pager, Arc<Events>)> {
     if let Err(why) = MissingPages::probe() {
-        eprintln!("SKIPPED {test}: {why}");
+        skipped(test, why);
         return None;
     }
     let events = Arc::<Events>::default();
@@ -127,7 +133,7 @@ fn huge_pages_of_own_memory_are_placed_whole() {
     let blocks = blocks.and_then(|blocks| blocks[1].populate(0, 512).map(|()| blocks));
     let ram = match blocks {
         Ok(blocks) => GuestRam::new(blocks).unwrap(),
-        Err(why) => return eprintln!("SKIPPED {name}: huge pages: {why}"),
+        Err(why) => return skipped(name, format!("huge pages: {why}")),
     };
     ram.blocks().iter().for_each(|block| block.discard_all().unwrap());
     let world = World::new(8 * MIB);
