@@ -40,7 +40,10 @@ struct Args {
     /// Migrations of each kind for each row of `speed`.
     #[arg(long, default_value_t = 5)]
     runs: u32,
-    /// Lengths of outages of `cuts`, seconds. 0: one connection is lost.
+    /// The QEMU: 11, or 10 (`cargo xtask roots qemu-trixie`).
+    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u32).range(10..=11))]
+    qemu: u32,
+    /// Lengths of outages of `cuts`, seconds. 0: one connection is lost. The long form: `--cut 60,300`.
     #[arg(long, value_delimiter = ',', default_value = "0,1,5")]
     cut: Vec<f64>,
     /// Migrations of `random`.
@@ -69,8 +72,15 @@ enum Part {
 }
 
 impl Args {
+    fn root(&self) -> Option<Root> {
+        match self.qemu {
+            10 => Root::qemu_trixie_for("bench relay"),
+            _ => Root::qemu_for("bench relay"),
+        }
+    }
+
     fn lab(&self, namespace: Option<&str>) -> Result<Lab, Failure> {
-        let root = Root::qemu_for("bench relay").ok_or("there is no QEMU")?;
+        let root = self.root().ok_or("there is no QEMU")?;
         let kvm = PathBuf::from("/dev/kvm").exists();
         Ok(Lab {
             root: Some(root),
@@ -86,7 +96,7 @@ fn main() -> std::process::ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Failure> {
-    if Root::qemu_for("bench relay").is_none() {
+    if args.root().is_none() {
         return Ok(());
     }
     let (mut goals, mut failures): (Vec<Goal>, Vec<Failure>) = (Vec::new(), Vec::new());
