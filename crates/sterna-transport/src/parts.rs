@@ -16,7 +16,7 @@ pub(crate) trait Part {
     /// Start and length in bytes. Only the kernel may dereference the pointer.
     fn raw(&self) -> (*mut u8, usize);
 
-    /// The bytes to write, if nobody can change them meanwhile.
+    /// The bytes to write, if no other thread can change them meanwhile.
     fn bytes(&self) -> Option<&[u8]> {
         None
     }

@@ -90,7 +90,7 @@ impl Live {
             if !frames.is_empty() {
                 return true;
             }
-            // What this thread has settled may be work for it, and nobody wakes it for that.
+            // What this thread has settled may be work for it, and no other thread wakes it for that.
             if has_changed && !is_busy {
                 continue;
             }
@@ -101,7 +101,7 @@ impl Live {
                 Some(wait) if !is_busy => {
                     wake.wait_for(&mut state, wait);
                 }
-                // Whoever writes now wakes this thread if there is more.
+                // The thread that writes now wakes this thread if there is more.
                 _ => wake.wait(&mut state),
             }
             if let Some(place) = state.carriers.get_mut(&id) {

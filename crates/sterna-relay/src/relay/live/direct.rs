@@ -3,7 +3,7 @@
 //! - The thread that reads a VMM writes to the carrier, if no other thread does. It may wait there as long as the carrier
 //!   exists.
 //! - The thread that reads a carrier writes to the VMM, and acknowledges. It must never wait for a connection: two relays whose
-//!   readers wait for each other would stand still. It writes as much as the connection takes at once, and leaves the rest to the
+//!   readers wait for each other would never continue. It writes as much as the connection takes at once, and leaves the rest to the
 //!   threads of the connections.
 
 use std::sync::Arc;
