@@ -15,7 +15,7 @@
 //! * `network`: the rate of postcopy on a path with jitter, and the time until pages resume after a
 //!   silence.
 //! * `relay`: migrations of QEMU through two relays, whose network breaks.
-//! * `faults`: guests of other VMMs that are served by page faults.
+//! * `faults`: guests of other VMMs, and of Sterna's own, that are served by page faults.
 //! * `level`: a compression level that follows the disk's speed, against fixed ones.
 //! * `rdma`: Sterna and QEMU over soft-RoCE, in the lab VM.
 //! * `linux`: a Linux guest in the reference machine and in QEMU's microvm, in the lab VM.
@@ -43,7 +43,11 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if one == "cuts" => return with_sterna("cuts-bench", theirs),
         [one] if one == "compress" => return with_sterna("compress-bench", theirs),
         [one] if one == "network" => vec!["network-bench"],
-        [one] if one == "faults" => vec!["faults"],
+        [one] if one == "faults" => {
+            let mut parts = Parts::default();
+            parts.part("faults", || run("faults", theirs));
+            return parts.finish().and_then(|()| with_sterna("own-lazy-bench", theirs));
+        }
         [one] if one == "level" => vec!["level"],
         [one] if one == "converge" => return with_qemu("converge", theirs),
         [one] if one == "rdma" || one == "linux" => return in_lab(one, theirs),
