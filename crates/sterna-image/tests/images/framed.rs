@@ -59,6 +59,22 @@ fn file_of_a_program_comes_back_byte_for_byte() {
 }
 
 #[test]
+fn stream_of_a_program_goes_to_a_pipe_byte_for_byte() {
+    let directory = tempfile::tempdir().unwrap();
+    let bytes = vector("file-legacy");
+    let source = put(directory.path(), "source", &bytes);
+    let (there, piped) = (directory.path().join("there"), directory.path().join("piped"));
+    run(&source, &there, &to(Format::Sterna)).unwrap();
+    let pipe = Output::Pipe(Box::new(std::fs::File::create(&piped).unwrap()));
+
+    // The bytes in a pipe cannot be taken back, so the stream is checked first: as a stream, not as the view.
+    let done = convert(Input::File(there), pipe, &to(Format::Legacy)).unwrap();
+
+    assert_eq!(done.damage, []);
+    assert!(std::fs::read(&piped).unwrap() == bytes);
+}
+
+#[test]
 fn libvirt_images_come_back_byte_for_byte() {
     let directory = tempfile::tempdir().unwrap();
     let source = put(directory.path(), "source", &vector("file-legacy"));
