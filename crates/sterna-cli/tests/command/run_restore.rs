@@ -23,7 +23,8 @@ impl Machine {
     fn start(directory: &Path, name: &str, kind: &str, more: &[&str]) -> Self {
         let (socket, errors) = (directory.join(name), directory.join(format!("{name}.log")));
         let child = Command::new(env!("CARGO_BIN_EXE_sterna"))
-            .args(["run", "--ram=64M", "--rate=2000"])
+            // The checker of the KVM machine takes the fill from the command line.
+            .args(["run", "--ram=64M", "--rate=2000", "--fill=half"])
             .arg(format!("--machine={kind}"))
             .arg(format!("--qmp=unix:{}", socket.display()))
             .arg(format!("--exit-with-parent={}", std::process::id()))
@@ -151,7 +152,7 @@ fn kinds() -> Vec<&'static str> {
 
 /// Saves a guest that has run for some time.
 fn image(directory: &Path, kind: &str, name: &str) -> PathBuf {
-    let source = Machine::start(directory, "source.qmp", kind, &["--fill=half"]);
+    let source = Machine::start(directory, "source.qmp", kind, &[]);
     let deadline = Instant::now() + LIMIT;
     let written = |guest: &Value| guest["steps"][0].as_u64().unwrap_or(0);
     while written(&source.ask("x-sterna-query-guest", Value::Null)) < 300 {
@@ -283,11 +284,14 @@ fn vm_that_lacks_pages_pauses_continues_and_ends() {
         assert_eq!(ended(&mut lazy.child), Some(0), "{}", lazy.log());
 
         let first = format!("--restore-first={}", recorded.display());
+        // The same image in a store.
+        let stored = format!("store:{}#vm", directory.path().join("store").display());
+        done(&sterna(&["convert", image.to_str().unwrap(), &stored]));
         let again = Machine::restored(
             directory.path(),
             "again",
             kind,
-            &image,
+            Path::new(&stored),
             &["--lazy", "--fill-rate=max", &first],
         );
         again.until("memory is complete", |restore| restore["status"] == "completed");

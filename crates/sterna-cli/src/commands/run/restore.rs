@@ -107,10 +107,10 @@ impl Restoring<'_> {
             false => self.from_stream(control, restored)?,
         }
         control.set_capabilities(&[("validate-uuid".to_owned(), false)]).map_err(failed)?;
-        let time = restored.can_run();
         if should_run {
             control.cont().map_err(failed)?;
         }
+        let time = restored.can_run();
         terminal::note(&format!(
             "sterna: the guest can run after {}{}",
             units::seconds(time.as_secs_f64()),
@@ -134,12 +134,8 @@ impl Restoring<'_> {
     fn from_stream(&self, control: &Arc<MigrationControl>, restored: &Restored) -> Result<(), Stop> {
         let (path, access) = (self.path.to_owned(), self.access.clone());
         let feed = move |out: File| {
-            let options = ConvertOptions {
-                target: Some(Format::Legacy),
-                force_damaged: true,
-                access,
-                ..ConvertOptions::default()
-            };
+            let options =
+                ConvertOptions { target: Some(Format::Legacy), access, ..ConvertOptions::default() };
             convert(Input::File(path), Output::Pipe(Box::new(out)), &options).map(drop)
         };
         receive(control, restored, Box::new(feed))
