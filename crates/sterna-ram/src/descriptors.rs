@@ -38,7 +38,8 @@ impl RamBlock {
                 refuse("its pages arrive only when the guest touches them")
             }
             _ if self.is_filling() => refuse(
-                "a part of its pages still has to be loaded from the image that it was restored from: try again when                  `x-sterna-query-restore` says `completed`",
+                "a part of its pages still has to be loaded from the image that it was restored from: try again \
+                 when `x-sterna-query-restore` says `completed`",
             ),
             Some(shared) => Ok(shared),
             None if self.mapping.len() == 0 => refuse("its bytes are not in memory"),
