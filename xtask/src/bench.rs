@@ -8,6 +8,7 @@
 //! * `qemu`: Sterna's programs and QEMU's, in one run.
 //! * `colo`: protected guests, QEMU's and Sterna's.
 //! * `lazy`: the time to a guest's first instruction from an image.
+//! * `live`: saves of a running guest: the pause, and increments.
 //! * `postcopy`: a guest that runs before its memory has arrived, QEMU's and Sterna's.
 //! * `same-host`: moves to another process of the same host, QEMU's and Sterna's.
 //! * `cuts`: the data that is sent again after a network outage.
@@ -40,6 +41,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if one == "postcopy" => return with_qemu("postcopy-bench", theirs),
         [one] if one == "same-host" => return with_qemu("same-host-bench", theirs),
         [one] if one == "relay" => return with_qemu("relay-bench", theirs),
+        [one] if one == "live" => return with_sterna("live-bench", theirs),
         [one] if one == "cuts" => return with_sterna("cuts-bench", theirs),
         [one] if one == "compress" => return with_sterna("compress-bench", theirs),
         [one] if one == "network" => vec!["network-bench"],
@@ -54,7 +56,7 @@ pub fn command(arguments: &[String]) -> std::result::Result<(), Failure> {
         [one] if BENCHES.contains(&one.as_str()) => vec![one],
         [other, ..] => {
             return Err(Failure::Usage(format!(
-                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, postcopy, same-host, cuts, compress, network, relay, faults, level, rdma or linux"
+                "there is no bench `{other}`: micro, sync, e2e, disk, converge, qemu, colo, lazy, live, postcopy, same-host, cuts, compress, network, relay, faults, level, rdma or linux"
             )));
         }
     };

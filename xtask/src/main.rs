@@ -56,6 +56,7 @@ usage: cargo xtask COMMAND
   bench postcopy [-- ARGS]      page faults, the link's use, a guest that writes faster than it: QEMU's way beside Sterna's (--help: its options)
   bench same-host [-- ARGS]     moves to another process of the same host, QEMU's `cpr-transfer` beside Sterna's (--help: its options)
   bench compress [-- ARGS]      what compression between two relays saves on a slow link (--help: its options)
+  bench live [-- ARGS]          the pause of a live save, and increments of a guest that runs (--help: its options)
   bench cuts [-- ARGS]          what is sent again when the network is away for seconds in a precopy (--help: its options)
   bench faults [-- ARGS]        guests that are served by page faults: latencies, the guest's own speed; first instruction of Sterna's own VM (--mib N: its memory)
   bench level [-- ARGS]         images saved with --level auto and with fixed levels on disks of several speeds (--mib N: the guest's memory)

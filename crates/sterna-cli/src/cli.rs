@@ -3,9 +3,9 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, cancel, convert, decide, demo, diff, extract, info, inspect, layers, migrate, plan, protect, rdma,
-    recover, relay, repair, report, restore, run, save, serve, standby, store, takeover, unprotect, upgrade,
-    verify,
+    bench, cancel, convert, decide, demo, diff, extract, fork, info, inspect, layers, migrate, plan, protect,
+    rdma, recover, relay, repair, report, restore, run, save, serve, snapshot, standby, store, takeover,
+    unprotect, upgrade, verify,
 };
 use crate::exit;
 use crate::storage::Storage;
@@ -49,6 +49,10 @@ pub enum Command {
     Convert(convert::Arguments),
     /// Save a guest into an image
     Save(save::Arguments),
+    /// Save a running guest into a store again and again, each time only what has changed
+    Snapshot(snapshot::Arguments),
+    /// Copy a running guest into a second VM, which this command starts
+    Fork(fork::Arguments),
     /// Run a standby: store the checkpoints of a guest that runs on another host, and take over if that host fails
     Standby(Box<standby::Arguments>),
     /// Make a standby take over: it starts the guest from the last checkpoint
@@ -102,6 +106,8 @@ impl Command {
             Self::Inspect(arguments) => inspect::execute(arguments),
             Self::Convert(arguments) => convert::execute(arguments),
             Self::Save(arguments) => save::execute(arguments),
+            Self::Snapshot(arguments) => snapshot::execute(arguments),
+            Self::Fork(arguments) => fork::execute(arguments),
             Self::Standby(arguments) => standby::execute(arguments),
             Self::Protect(arguments) => protect::execute(arguments),
             Self::Unprotect(arguments) => unprotect::execute(arguments),

@@ -54,7 +54,8 @@ impl Frames {
             Level::Fixed(level) => (level, false),
             Level::Auto => (1, true),
         };
-        Ok(FrameOptions { extent_bytes, level, adapts, key, base: self.base.clone() })
+        let base = self.base.clone();
+        Ok(FrameOptions { extent_bytes, level, adapts, key, base, only_changes: false })
     }
 }
 

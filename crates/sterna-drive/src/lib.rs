@@ -7,9 +7,11 @@
 //!
 //! * [`readiness`]: whether a guest can leave, and whether a VM waits for one;
 //! * [`agree`]: whether the settings of two monitors match;
+//! * [`fork`](mod@fork): a running guest into a second VM;
 //! * [`handover`]: which guest may run when one program controls both monitors;
 //! * [`protect`]: additions to a QEMU that is protected by a standby;
 //! * [`rdma`]: whether the settings of two monitors match for a migration over `rdma:`;
+//! * [`live`]: a running guest into an image;
 //! * [`save`](mod@save): a guest into an image;
 //! * [`restore`](mod@restore): an image into a VM that waits for a guest;
 //! * [`survey`]: measurements of a VM for a forecast;
@@ -23,8 +25,10 @@ pub mod agree;
 mod blocks;
 mod convergence;
 mod error;
+pub mod fork;
 pub mod handover;
 mod launch_line;
+pub mod live;
 mod monitor_address;
 mod pipe;
 mod progress;

@@ -1,7 +1,7 @@
 //! `sterna restore`: loads a guest from an image into a waiting VM, or into one that this command starts.
 
 mod lazy;
-mod place;
+pub(super) mod place;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -418,7 +418,7 @@ fn config(arguments: &Arguments) -> host::Config {
         incoming: arguments.incoming.is_some() || arguments.restore.restore.is_some(),
         ..MachineConfig::new(&arguments.name)
     };
-    host::Config { machine, load: arguments.load.to_load(), is_lazy: arguments.restore.lazy }
+    host::Config { machine, load: arguments.load.to_load() }
 }
 
 fn build(

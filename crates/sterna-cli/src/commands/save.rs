@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
+use sterna_drive::live::{self, LiveImage, LiveRequest};
 use sterna_drive::save::{Domain, SaveRequest, Saved, newest_format, newest_libvirt_format, save};
 use sterna_drive::{MonitorAddress, Settings};
 use sterna_image::{Compression, Format};
@@ -62,6 +63,10 @@ pub struct Arguments {
     /// Resume the guest after the save
     #[arg(long, conflicts_with = "stop")]
     pub resume_after: bool,
+    /// Save a Sterna VM while its guest runs: the image, in Sterna's own format, is the state of one moment, for which the
+    /// guest is paused for milliseconds
+    #[arg(long, conflicts_with_all = ["stop", "resume_after", "xml", "channels", "direct_io", "no_direct_io"])]
+    pub live: bool,
     /// How an image in Sterna's own format is written.
     #[command(flatten, next_help_heading = "Sterna's own format")]
     pub frames: Frames,
@@ -85,6 +90,11 @@ pub fn execute(arguments: &Arguments) -> Done {
     let domain = domain(arguments)?;
     let direct = direct(arguments.direct_io, arguments.no_direct_io);
     if let Some(address) = arguments.source.strip_prefix("listen:") {
+        if arguments.live {
+            return Err(Stop::usage(
+                "--live needs the monitor of a Sterna VM, which listen: does not have".to_owned(),
+            ));
+        }
         if let Some(socket) = address.strip_prefix(cloud_hypervisor::SCHEME) {
             return cloud_hypervisor::execute(arguments, socket, &interrupts);
         }
@@ -111,6 +121,9 @@ pub fn execute(arguments: &Arguments) -> Done {
     let address: MonitorAddress =
         arguments.source.strip_prefix("qmp:").unwrap_or(&arguments.source).parse().map_err(Stop::usage)?;
     let mut monitor = Monitor::connect(&address)?;
+    if arguments.live {
+        return save_live(arguments, &mut monitor, &interrupts);
+    }
     let state = monitor.run_state()?;
     for left in PageFile::stale_staging_files(&arguments.image) {
         terminal::note(&broken_off(&left, &address, &state));
@@ -156,6 +169,63 @@ pub fn execute(arguments: &Arguments) -> Done {
         )));
     }
     Ok(Status::Done)
+}
+
+/// Saves the guest while it runs.
+fn save_live(arguments: &Arguments, monitor: &mut Monitor, interrupts: &Interrupts) -> Done {
+    if !["auto", Format::Sterna.name()].contains(&arguments.format.as_str()) {
+        let text = format!(
+            "--live writes Sterna's own format: leave --format out, and convert the image to {}",
+            arguments.format
+        );
+        return Err(Stop::usage(text));
+    }
+    let request = LiveRequest {
+        path: arguments.image.clone(),
+        frames: arguments.frames.options()?,
+        replace: arguments.force,
+        track: false,
+        since: None,
+    };
+    let shown = Live::new(arguments.shown, arguments.json);
+    let image = live::save(monitor.vm(), &request, &mut Watcher::new(&shown, interrupts))?;
+    shown.end();
+    terminal::print(&if arguments.json { live_json(&request, &image) } else { live_table(&request, &image) });
+    Ok(Status::Done)
+}
+
+fn live_table(request: &LiveRequest, image: &LiveImage) -> String {
+    format!(
+        "saved        {}\n\
+         form         {}\n\
+         guest        continues to run; it was paused for {}, and {} of its writes waited for a copy\n\
+         guest RAM    {}\n\
+         file         {} long\n\
+         total time   {}\n",
+        request.path.display(),
+        Format::Sterna,
+        units::seconds(image.pause.as_secs_f64()),
+        image.held_writes,
+        units::bytes(image.trace.last().total_bytes),
+        units::bytes(image.file_bytes),
+        units::seconds(image.total.as_secs_f64()),
+    )
+}
+
+fn live_json(request: &LiveRequest, image: &LiveImage) -> String {
+    let value = json!({
+        "schema": "sterna-save",
+        "version": 1,
+        "image": request.path.display().to_string(),
+        "format": Format::Sterna.to_string(),
+        "live": true,
+        "pause": image.pause.as_secs_f64(),
+        "held_writes": image.held_writes,
+        "ram_total_bytes": image.trace.last().total_bytes,
+        "file_bytes": image.file_bytes,
+        "total_time": image.total.as_secs_f64(),
+    });
+    format!("{value:#}\n")
 }
 
 /// The help of `--format`, with the names of the formats that exist.

@@ -10,8 +10,6 @@ pub struct Config {
     pub machine: MachineConfig,
     /// How the guest writes its memory.
     pub load: Load,
-    /// Memory is loaded while the guest runs, so another userfaultfd has it.
-    pub is_lazy: bool,
 }
 
 /// How the guest writes its memory.

@@ -54,7 +54,7 @@ pub fn kvm_machine(config: Config, choice: &GuestChoice, console: Console) -> Re
         GuestChoice::Tide => Some(TideGuest::plan(&config).map_err(|why| cannot_build("KVM", why))?),
         _ => None,
     };
-    let Config { machine, load, .. } = config;
+    let Config { machine, load } = config;
     let is_booted = !machine.incoming;
     let guest = if is_booted { Some(image(choice, tide.as_ref())?) } else { None };
     let machine = KvmMachine::new(MachineConfig {

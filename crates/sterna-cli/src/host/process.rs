@@ -11,7 +11,7 @@ use crate::units::PAGE_BYTES;
 
 /// Builds the machine; a guest that boots here is still paused.
 pub fn process_machine(config: Config) -> Result<Parts, Stop> {
-    let Config { machine, load, is_lazy } = config;
+    let Config { machine, load } = config;
     if machine.dirty_ring_size.is_some() {
         return Err(Stop::usage(
             "`--dirty-ring-size` is for the KVM machine; leave it out for the process machine.",
@@ -41,8 +41,8 @@ pub fn process_machine(config: Config) -> Result<Parts, Stop> {
         uuid: machine.uuid,
         blocks: blocks(machine.ram_bytes),
         backing: machine.backing,
-        // Memory that is loaded lazily cannot be registered with a dirty log, too.
-        tracking: if is_lazy { Tracking::Software } else { Tracking::Automatic },
+        // A lazy restore and a live save register the memory with a userfaultfd, which a dirty log would exclude.
+        tracking: Tracking::Software,
         rate: load.rate,
         workers,
         pattern: load.pattern,

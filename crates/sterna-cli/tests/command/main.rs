@@ -18,6 +18,7 @@ mod exit_statuses;
 mod exposition;
 mod interrupted;
 mod limits;
+mod live;
 mod migrate_settings;
 mod object_storage;
 mod peer;

@@ -144,7 +144,7 @@ fn kinds() -> Vec<&'static str> {
     match sterna_cli::host::kvm_usable() {
         Ok(()) => vec!["process", "kvm"],
         Err(why) => {
-            eprintln!("skipped for the KVM machine: {why}");
+            crate::protect_devices::skip("the KVM machine of run_restore", why);
             vec!["process"]
         }
     }

@@ -18,7 +18,7 @@ use crate::DriveError;
 use crate::pipe::pipe;
 
 /// The image while it is written.
-pub(super) struct Frames {
+pub(crate) struct Frames {
     path: PathBuf,
     staging: PathBuf,
     options: ConvertOptions,
@@ -30,7 +30,7 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    pub(super) fn new(request: &SaveRequest) -> Self {
+    pub(crate) fn new(request: &SaveRequest) -> Self {
         let is_in_store = !matches!(ImagePlace::parse(&request.path), Ok(ImagePlace::File(_)));
         let options = ConvertOptions {
             target: Some(Format::Sterna),
@@ -50,7 +50,7 @@ impl Frames {
     }
 
     /// What the thread that reads the pipe does.
-    pub(super) fn work(&self) -> Box<dyn FnOnce(Stream) -> Result<(), ImageError> + Send> {
+    pub(crate) fn work(&self) -> Box<dyn FnOnce(Stream) -> Result<(), ImageError> + Send> {
         let (options, staging, path) = (self.options.clone(), self.staging.clone(), self.path.clone());
         let (replace, length) = (self.replace, Arc::clone(&self.length));
         Box::new(move |mut stream| {
@@ -81,7 +81,7 @@ impl Frames {
     }
 
     /// Gives the image its name.
-    pub(super) fn settle(&mut self) -> Result<Settled, DriveError> {
+    pub(crate) fn settle(&mut self) -> Result<Settled, DriveError> {
         use std::os::unix::fs::MetadataExt;
         let file_bytes = self.length.load(Ordering::Relaxed);
         let mut allocated_bytes = file_bytes;

@@ -16,14 +16,14 @@
 //! to the image's path. `cont` resumes the guest.
 
 mod check;
-mod frames;
+pub(crate) mod frames;
 mod head;
 mod newest;
 mod piped;
 mod request;
 mod run_state;
 mod setup;
-mod stream;
+pub(crate) mod stream;
 mod written;
 
 use std::time::{Duration, Instant};
@@ -38,10 +38,10 @@ use sterna_image::Format;
 use super::{Changed, DriveError, Progress, Settings, Trace, Vm, Watch, watch};
 
 /// How long a cancelled migration may take to end, and again the guest to resume.
-const BACK_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const BACK_LIMIT: Duration = Duration::from_secs(30);
 
 /// Name of the descriptor, of a file or a pipe, in the VM.
-const NAME: &str = "sterna-save";
+pub(crate) const NAME: &str = "sterna-save";
 /// QEMU's name for the run state of a running guest.
 const RUNNING: &str = "running";
 
@@ -134,8 +134,8 @@ enum Road {
 }
 
 /// A complete image in its place.
-struct Settled {
-    file_bytes: u64,
+pub(crate) struct Settled {
+    pub(crate) file_bytes: u64,
     allocated_bytes: u64,
     is_direct: bool,
 }
@@ -242,7 +242,7 @@ fn bring_back(vm: &mut Vm, changed: Changed, is_live: bool) -> Result<(), DriveE
     ended.and(continued).and(undone)
 }
 
-fn end_migration(vm: &mut Vm, deadline: Instant) -> Result<(), DriveError> {
+pub(crate) fn end_migration(vm: &mut Vm, deadline: Instant) -> Result<(), DriveError> {
     let mut has_asked = false;
     while !vm.progress()?.is_over() {
         if !has_asked {

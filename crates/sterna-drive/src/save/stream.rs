@@ -15,24 +15,37 @@ use super::run_state;
 /// Bytes at the end of the stream that are held back, because they contain the run state.
 const TAIL_BYTES: usize = 4 << 20;
 
+/// The end of a save that the VM gave up.
+const NO_END: &str = "the VM's stream has no end";
+const READ: &str = "read of the VM's pipe";
+
+/// Whether the stream was broken off, so that the VM knows the reason.
+pub(crate) fn is_broken_off(error: &ImageError) -> bool {
+    match error {
+        ImageError::Request(text) => text == NO_END,
+        ImageError::Io { call, .. } => *call == READ,
+        _ => false,
+    }
+}
+
 /// Reads the stream from the pipe.
-pub(super) struct Stream {
-    pub(super) pipe: File,
+pub(crate) struct Stream {
+    pub(crate) pipe: File,
     /// The save was given up, so that the rest of the stream is not needed.
-    pub(super) is_ended: Arc<AtomicBool>,
+    pub(crate) is_ended: Arc<AtomicBool>,
     /// Path of the image, for errors.
-    pub(super) path: String,
+    pub(crate) path: String,
     /// The run state to write into the stream, if any.
-    pub(super) state: Option<String>,
+    pub(crate) state: Option<String>,
 }
 
 impl Stream {
     /// Passes the whole stream on. Its last bytes are held back until its end, because they contain the run state.
-    pub(super) fn pass(&mut self, to: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<(), ImageError> {
+    pub(crate) fn pass(&mut self, to: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<(), ImageError> {
         let (mut before, mut now, mut filled) = (Vec::new(), vec![0; TAIL_BYTES], 0);
         loop {
             let room = &mut now[filled..];
-            let count = self.read(room).map_err(|error| self.io("read of the VM's pipe", error))?;
+            let count = self.read(room).map_err(|error| self.io(READ, error))?;
             if count == 0 {
                 break;
             }
@@ -46,7 +59,7 @@ impl Stream {
         }
         let mut tail = [&before[..], &now[..filled]].concat();
         if !is_whole_tail(&tail) {
-            return Err(ImageError::Request("the VM's stream has no end".into()));
+            return Err(ImageError::Request(NO_END.to_owned()));
         }
         if let Some(state) = &self.state
             && let Some(place) = run_state::find(&tail)
@@ -76,7 +89,7 @@ impl Stream {
     }
 
     /// An error of `call` at this save.
-    pub(super) fn io(&self, call: &'static str, source: io::Error) -> ImageError {
+    pub(crate) fn io(&self, call: &'static str, source: io::Error) -> ImageError {
         ImageError::Io { file: self.path.clone(), call, source }
     }
 }

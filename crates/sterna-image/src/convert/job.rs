@@ -1,8 +1,9 @@
 //! One conversion, from the head of its source to the complete target.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sterna_store::ImageWriter;
+use sterna_store::{ImageWriter, StoredImage};
 use sterna_wire::mapped_ram::PAGES_ALIGNMENT;
 
 use super::check::{Check, check_whole};
@@ -38,7 +39,7 @@ impl Job<'_> {
     pub(super) fn take_mapped(mut self, image: &Image) -> Result<Vec<Finding>, ImageError> {
         let damage = self.examine(image)?;
         if self.target == Format::Sterna {
-            let writer = self.image_writer(image.shape(), image.stored().map(|stored| stored.kind()))?;
+            let (writer, _) = self.image_writer(image.shape(), image.stored().map(|stored| stored.kind()))?;
             let threads = threads(self.options.threads);
             let bytes = match image.stored().filter(|_| self.options.xml.is_none()) {
                 Some(stored) => framed::of_stored(stored, writer, threads, self.counts)?,
@@ -106,12 +107,24 @@ impl Job<'_> {
         let file = begun.file_name().to_owned();
         if self.target == Format::Sterna {
             let head = known.unwrap_or(&begun.head.shape).clone();
-            let writer = self.image_writer(&head, None)?;
+            let (writer, base) = self.image_writer(&head, None)?;
+            let base = base.filter(|_| self.options.frames.only_changes);
+            if self.options.frames.only_changes && base.is_none() {
+                let text = "a stream of changes needs the image that they are based on";
+                return Err(ImageError::Request(text.to_owned()));
+            }
             let checked = |shape: &Shape, end: End| self.damage(&file, check(shape, end)?);
             let threads = threads(self.options.threads);
             let envelope = self.envelope.as_ref();
-            let (shape, damage, bytes) =
-                framed::of_legacy(begun, tee, envelope, writer, threads, self.counts, &checked)?;
+            let (shape, damage, bytes) = framed::of_legacy(
+                begun,
+                tee,
+                envelope,
+                (writer, base.as_deref()),
+                threads,
+                self.counts,
+                &checked,
+            )?;
             self.counts.target_bytes.store(bytes, Ordering::Relaxed);
             return Ok((shape, damage));
         }
@@ -137,14 +150,18 @@ impl Job<'_> {
         Ok((shape, damage))
     }
 
-    /// The writer of an image in Sterna's own format.
-    fn image_writer(&self, shape: &Shape, kind: Option<&str>) -> Result<ImageWriter, ImageError> {
+    /// The writer of an image in Sterna's own format, and its base.
+    fn image_writer(
+        &self,
+        shape: &Shape,
+        kind: Option<&str>,
+    ) -> Result<(ImageWriter, Option<Arc<StoredImage>>), ImageError> {
         let Output::File(path) = &self.to else {
             let text =
                 "an image in Sterna's format needs a file, not a pipe: use --format legacy or give a file";
             return Err(ImageError::Request(text.to_owned()));
         };
-        Ok(writer_at(path, blocks(shape), self.options, kind.unwrap_or("qemu"))?.0)
+        writer_at(path, blocks(shape), self.options, kind.unwrap_or("qemu"))
     }
 
     fn mapped_writer(&self, shape: &Shape) -> Result<MappedWriter, ImageError> {

@@ -50,6 +50,11 @@ impl Handler for MigrationControl {
                     false => self.migrate_from(to, context).map(done),
                 }
             }
+            "x-sterna-live-save" => {
+                let to = with_descriptor(address::from_uri(text("uri")?)?, context, false)?;
+                self.live_save(&to, arguments).map(done)
+            }
+            "x-sterna-query-live-save" => Ok(self.query_live_save()),
             "migrate-incoming" => {
                 if Arguments(arguments).flag("exit-on-error")? {
                     return Err(QmpError::generic(

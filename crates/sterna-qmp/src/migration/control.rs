@@ -1,5 +1,7 @@
 //! The migrations of one VM: settings, present state, and the rules when a command is refused.
 
+mod dirty;
+mod live_save;
 mod operating;
 mod postcopy;
 mod protecting;
@@ -12,15 +14,13 @@ use serde_json::{Map, Value, json};
 use sterna::ram::Custody;
 use sterna::ram::engine_lock::EngineLock;
 use sterna::ram::missing_pages::MissingPages;
-use sterna::throttle::Throttle;
-use sterna::{Address, Parameters, RunState, SourceVm, StartError, Status, TargetVm, TlsEndpoint};
+use sterna::{Address, ChangeLog, Parameters, RunState, SourceVm, StartError, Status, TargetVm, TlsEndpoint};
 use sterna_transport::CancelFlag;
 
 use super::capabilities::CapabilitySet;
 use super::colo;
 use super::custody::{NO_GUEST, NOT_STARTED, ONE_CHANNEL, REACHING, cannot_leave, not_free};
-use super::dirty_limit;
-use super::dirty_rate::{self, Measuring, Order};
+use super::dirty_rate::Measuring;
 use super::engine::{Engine, GuestAt, Outgoing, Receiving};
 use super::events::{RESUME, SHUTDOWN};
 use super::objects::Objects;
@@ -70,6 +70,8 @@ struct ControlState {
     generation: u64,
     /// While connecting to a standby: the flag that cancels it.
     reaching: Option<CancelFlag>,
+    /// The pages that changed since earlier live saves.
+    changes: Option<Arc<ChangeLog>>,
 }
 
 impl MigrationControl {
@@ -99,6 +101,7 @@ impl MigrationControl {
             prelaunch: !autostart,
             generation: 0,
             reaching: None,
+            changes: None,
         };
         let relay = Arc::new(Relay { bus, ..Relay::default() });
         let state = Arc::new(EngineLock::new("monitor state", state));
@@ -130,6 +133,7 @@ impl MigrationControl {
         let capabilities = state.capabilities.to_engine(true);
         let measuring = state.measuring.clone();
         drop(state);
+        self.end_changes();
         if is_protection {
             return self.protect(to, (parameters, capabilities));
         }
@@ -161,61 +165,6 @@ impl MigrationControl {
         let last = outgoing.as_ref().and_then(|outgoing| outgoing.protection());
         let last = last.or_else(|| incoming.as_ref().and_then(|incoming| incoming.protection()));
         colo::execute(command, arguments, last)
-    }
-
-    /// Executes `calc-dirty-rate`: starts a measurement of the guest's dirty rate.
-    pub(super) fn calc_dirty_rate(&self, order: Order) -> Result<(), QmpError> {
-        let _one = self.beginning.lock();
-        let (is_measuring, is_migrating) = {
-            let state = self.state.lock();
-            (state.is_measuring(), state.is_migrating())
-        };
-        let refusal = if is_measuring {
-            "the dirty rate is already being measured."
-        } else if is_migrating {
-            "A migration tracks the guest's writes: 'query-migrate' shows its dirty-pages-rate"
-        } else if !self.vm.has_guest() {
-            "Guest is waiting for an incoming migration; it does not run here"
-        } else {
-            let measuring = Arc::new(order.start(self.vm.shared())?);
-            self.state.lock().measuring = Some(measuring);
-            return Ok(());
-        };
-        Err(QmpError::generic(refusal))
-    }
-
-    /// The VM's throttle, if it can limit the dirty rates of vCPUs.
-    fn limiter(&self) -> Option<&dyn Throttle> {
-        dirty_limit::limiter(self.vm.throttle())
-    }
-
-    /// Executes `set-vcpu-dirty-limit` and, without a `dirty-rate`, `cancel-vcpu-dirty-limit`.
-    pub(super) fn limit_dirty_rate(&self, arguments: &Map<String, Value>) -> Result<(), QmpError> {
-        let _one = self.beginning.lock();
-        let is_taken = {
-            let state = self.state.lock();
-            state.is_migrating() && state.capabilities.get("dirty-limit")
-        };
-        if is_taken {
-            return Err(QmpError::generic(
-                "The running migration limits dirty rates itself; set its 'vcpu-dirty-limit'",
-            ));
-        }
-        match arguments.contains_key("dirty-rate") {
-            true => dirty_limit::set(self.vm.throttle(), arguments),
-            false => dirty_limit::cancel(self.vm.throttle(), arguments),
-        }
-    }
-
-    /// Answers `query-vcpu-dirty-limit`.
-    pub(super) fn query_dirty_limits(&self) -> Value {
-        dirty_limit::query(self.vm.throttle())
-    }
-
-    /// Answers `query-dirty-rate` with the last measurement.
-    pub(super) fn query_dirty_rate(&self, arguments: &Map<String, Value>) -> Result<Value, QmpError> {
-        let measuring = self.state.lock().measuring.clone();
-        dirty_rate::query(measuring.as_deref(), arguments)
     }
 
     /// Executes `migrate-incoming`: waits for a guest at `at`. The socket is bound when this returns.

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use sterna::{
-    Address, Capabilities, IncomingStatistics, Observer, Parameters, Recording, SourceVm, StartError,
-    Statistics, Status, TargetVm,
+    Address, Capabilities, IncomingStatistics, LiveSave, LiveSaveOptions, Observer, Parameters, Recording,
+    SettingsError, SourceVm, StartError, Statistics, Status, TargetVm,
 };
 use sterna_standby::{PrimaryOptions, StandbyOptions};
 use sterna_transport::CancelFlag;
@@ -49,6 +49,22 @@ pub trait Engine: Send + Sync {
         capabilities: Capabilities,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Receiving>, StartError>;
+
+    /// Starts a live save and returns immediately.
+    ///
+    /// # Errors
+    /// The reason why the guest cannot be saved while it runs.
+    fn start_live_save(
+        &self,
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        parameters: Parameters,
+        options: LiveSaveOptions,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Outgoing>, StartError> {
+        let (_, _, _, _, _) = (vm, to, parameters, options, observer);
+        Err(SettingsError::CannotHoldWrites.into())
+    }
 
     /// Protects a guest by the standby at `to`. Returns after the standby has sent its greeting. `generation`: of
     /// this protection.
@@ -134,6 +150,10 @@ pub trait Outgoing: Send + Sync {
     fn decide(&self, guest_at: GuestAt) -> Result<(), String>;
     /// The protection, if this migration is one.
     fn protection(&self) -> Option<&dyn Protection> {
+        None
+    }
+    /// The live save, if this is one: the guest stays here.
+    fn live_save(&self) -> Option<&LiveSave> {
         None
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use sterna::{
-    Address, Capabilities, Decision, Incoming, IncomingStatistics, Migration, Observer, Parameters,
-    Recording, SourceVm, StartError, Statistics, Status, TargetVm,
+    Address, Capabilities, Decision, Incoming, IncomingStatistics, LiveSave, LiveSaveOptions, Migration,
+    Observer, Parameters, Recording, SourceVm, StartError, Statistics, Status, TargetVm,
 };
 use sterna_standby::{Guardians, Primary, ProtectError, Standby, StandbyOptions, VmSurvivor, new_protection};
 
@@ -37,6 +37,18 @@ impl Engine for SternaEngine {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Receiving>, StartError> {
         Ok(Arc::new(Incoming::listen(vm, at, parameters, capabilities, observer)?))
+    }
+
+    fn start_live_save(
+        &self,
+        vm: Arc<dyn SourceVm>,
+        to: &Address,
+        parameters: Parameters,
+        options: LiveSaveOptions,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Outgoing>, StartError> {
+        let capabilities = Capabilities::default();
+        Ok(Arc::new(LiveSave::start(vm, to, parameters, capabilities, options, observer)?))
     }
 
     fn start_protected(
@@ -148,6 +160,49 @@ impl Outgoing for Migration {
         Migration::decide(self, decision).map_err(sentence)
     }
 }
+
+impl Outgoing for LiveSave {
+    fn status(&self) -> Status {
+        LiveSave::status(self)
+    }
+
+    fn statistics(&self) -> Statistics {
+        LiveSave::statistics(self)
+    }
+
+    fn recording(&self) -> Option<Recording> {
+        None
+    }
+
+    fn cancel(&self) -> Result<(), String> {
+        // A save that has ended needs no cancel.
+        LiveSave::cancel(self);
+        Ok(())
+    }
+
+    fn continue_switchover(&self) -> Result<(), String> {
+        Err(STAYS.to_owned())
+    }
+
+    fn set_live(&self, parameters: &Parameters) {
+        // The save has its own limit of the bandwidth, so only a change of the others would be refused.
+        let _ = parameters;
+    }
+
+    fn retry(&self) -> Result<(), String> {
+        Err(STAYS.to_owned())
+    }
+
+    fn decide(&self, _: GuestAt) -> Result<(), String> {
+        Err(STAYS.to_owned())
+    }
+
+    fn live_save(&self) -> Option<&LiveSave> {
+        Some(self)
+    }
+}
+
+const STAYS: &str = "a live save does not move the guest: it runs here";
 
 impl Receiving for Incoming {
     fn address(&self) -> Address {

@@ -26,6 +26,11 @@ impl Extent<'_> {
         !self.holds(page) && self.zero.get(page / 8).is_some_and(|byte| byte >> (page % 8) & 1 == 0)
     }
 
+    /// Whether the entry says nothing about any page: all of them are zero, or in a layer the base's.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.frame == NO_FRAME && self.zero.iter().all(|byte| *byte == 0)
+    }
+
     /// Number of held pages before `page`: the page's position in the frame.
     pub(crate) fn rank(&self, page: usize) -> usize {
         let whole: u32 = self.held[..page / 8].iter().map(|byte| byte.count_ones()).sum();

@@ -160,6 +160,37 @@ impl StoredImage {
         self.place(block, page) != PagePlace::Zero
     }
 
+    /// The pages of block `block` that are not zero, as a bitmap: page *p* is bit *p* % 64 of word *p* / 64.
+    ///
+    /// # Panics
+    /// If there is no such block.
+    pub fn held_words(&self, block: usize) -> Vec<u64> {
+        let pages = self.index.blocks[block].pages();
+        let mut words = match &self.base {
+            Some(base) => base.held_words(block),
+            None => vec![0; pages.div_ceil(64) as usize],
+        };
+        let extent_pages = u64::from(self.header.extent_bytes) / PAGE_BYTES as u64;
+        let table = &self.index.extents[block];
+        for number in 0..table.extents() {
+            let extent = table.get(number);
+            if extent.is_empty() {
+                continue;
+            }
+            let first = number * extent_pages;
+            for page in first..pages.min(first + extent_pages) {
+                let (word, bit) = (&mut words[(page / 64) as usize], 1 << (page % 64));
+                let inside = (page - first) as usize;
+                match (extent.holds(inside), self.base.is_some() && extent.is_of_base(inside)) {
+                    (true, _) => *word |= bit,
+                    (false, true) => {}
+                    (false, false) => *word &= !bit,
+                }
+            }
+        }
+        words
+    }
+
     /// The place of a frame's stored bytes in the file: offset and length. In a store, the place in its pack.
     pub fn stored_at(&self, frame: u32) -> (u64, u32) {
         let entry = &self.index.frames[frame as usize];

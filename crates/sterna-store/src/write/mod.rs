@@ -429,6 +429,35 @@ impl WriteLane<'_> {
         self.store(block, extent, content, pages, &held, &zero)
     }
 
+    /// Stores the changed pages of an extent in a layer. Bit *i* of byte *i* / 8 of `changed` is page *i* of the extent; all other
+    /// pages are the base's, which is not read.
+    ///
+    /// # Errors
+    /// [`StoreError`], such as a full disk; [`StoreError::Request`] if the image is no layer.
+    ///
+    /// # Panics
+    /// If the content is not what the extent has, or `changed` has fewer bits than the extent has pages.
+    pub fn put_changes(
+        &mut self,
+        block: usize,
+        extent: u64,
+        content: &[u8],
+        changed: &[u8],
+    ) -> Result<(), StoreError> {
+        if !self.writer.is_layer() {
+            let text =
+                format!("{} has no base, so that it cannot hold changes only", self.writer.sink.name());
+            return Err(StoreError::Request(text));
+        }
+        let (mut held, mut zero) = ([0; MASK_MOST], [0; MASK_MOST]);
+        for (page, content) in content.chunks(PAGE_BYTES).enumerate() {
+            let bit = changed[page / 8] & 1 << (page % 8);
+            let mask = if is_zero(content) { &mut zero } else { &mut held };
+            mask[page / 8] |= bit;
+        }
+        self.store(block, extent, content, content.len() / PAGE_BYTES, &held, &zero)
+    }
+
     fn put_own(&mut self, block: usize, extent: u64, content: &[u8]) -> Result<(), StoreError> {
         let mut held = [0; MASK_MOST];
         for (page, content) in content.chunks(PAGE_BYTES).enumerate() {

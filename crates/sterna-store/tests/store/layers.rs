@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sterna_store::{PAGE_BYTES, StoreError, StoredImage, WriteOptions};
+use sterna_store::{ImageWriter, PAGE_BYTES, StoreError, StoredImage, WriteOptions};
 
 use crate::common::{assert_has, page, ram, write};
 
@@ -82,4 +82,51 @@ fn page_that_became_zero_hides_the_page_of_the_base() {
     assert_has(&image, &new);
     assert_eq!((image.held_pages(), image.layers()), (0, 2));
     assert_eq!(written.held_pages, 1, "the bytes of the file");
+}
+
+/// A layer of changes alone never reads its base: the content of pages that did not change is not given.
+#[test]
+fn layer_of_changes_has_these_pages_and_all_others_of_its_base() {
+    let mut rng = sterna_testing::random("layer_of_changes");
+    let directory = tempfile::tempdir().unwrap();
+    let place = |number: usize| directory.path().join(format!("{number}"));
+    let mut now = ram(&mut rng);
+    write(&place(0), &now, WriteOptions::default()).unwrap();
+    for number in 1..8 {
+        let base = StoredImage::open(&place(number - 1), None).unwrap();
+        let options = WriteOptions { base: Some(Arc::clone(&base)), ..WriteOptions::default() };
+        let writer = ImageWriter::create(&place(number), base.blocks().to_vec(), options).unwrap();
+        let mut lane = writer.lane().unwrap();
+        let (block, extent_bytes) = (rng.usize(0..2), writer.extent_bytes() as usize);
+        let extent = rng.usize(0..now[block].len().div_ceil(extent_bytes));
+        let pages = now[block].len().min((extent + 1) * extent_bytes) / PAGE_BYTES
+            - extent * extent_bytes / PAGE_BYTES;
+        let (mut content, mut changed) = (vec![0xee; pages * PAGE_BYTES], vec![0; pages.div_ceil(8)]);
+        let chosen: Vec<_> = (0..pages).filter(|_| rng.bool()).collect();
+        for at in chosen {
+            let page = if rng.bool() { vec![0; PAGE_BYTES] } else { page(&mut rng) };
+            content[at * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&page);
+            now[block][extent * extent_bytes + at * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&page);
+            changed[at / 8] |= 1 << (at % 8);
+        }
+        lane.put_changes(block, extent as u64, &content, &changed).unwrap();
+        drop(lane);
+        writer.complete(&[]).unwrap();
+
+        let image = StoredImage::open(&place(number), None).unwrap();
+        for (block, ram) in now.iter().enumerate() {
+            let mut read = vec![1; ram.len()];
+            image.read(block, 0, &mut read).unwrap();
+            assert!(read == *ram, "block {block} differs");
+            let words = image.held_words(block);
+            for (at, page) in ram.chunks(PAGE_BYTES).enumerate() {
+                let is_held = words[at / 64] >> (at % 64) & 1 == 1;
+                assert_eq!(is_held, page.iter().any(|byte| *byte != 0), "page {at}");
+            }
+        }
+    }
+    let blocks = StoredImage::open(&place(0), None).unwrap().blocks().to_vec();
+    let whole = ImageWriter::create(&place(9), blocks, WriteOptions::default()).unwrap();
+    let refused = whole.lane().unwrap().put_changes(0, 0, &now[0][..PAGE_BYTES], &[1]);
+    assert!(matches!(refused, Err(StoreError::Request(_))), "{refused:?}");
 }

@@ -19,7 +19,7 @@ const KEPT: Duration = Duration::from_secs(24 * 3600);
 /// A directory for the sockets of one restore; dropping it removes it.
 /// Directories of VMs that exited more than a day ago are removed first. A VM outlives the command that
 /// started it, so only a later restore can remove its directory.
-pub(super) fn directory() -> io::Result<TempDir> {
+pub(in crate::commands) fn directory() -> io::Result<TempDir> {
     let base = base(std::env::temp_dir());
     // The next restore tries again to remove a directory that cannot be removed now.
     let _ = remove_old(&base, KEPT);

@@ -103,8 +103,8 @@ impl Restoring<'_> {
         control.set_capabilities(&[("validate-uuid".to_owned(), uuid)]).map_err(failed)?;
         match is_lazy {
             true => self.lazily(control, vm, restored)?,
-            false if self.image.format() == Format::MappedRam => self.from_file(control, restored)?,
-            false => self.from_stream(control, restored)?,
+            false if self.image.format() == Format::MappedRam => self.load_file(control, restored)?,
+            false => self.load_stream(control, restored)?,
         }
         control.set_capabilities(&[("validate-uuid".to_owned(), false)]).map_err(failed)?;
         if should_run {
@@ -120,7 +120,7 @@ impl Restoring<'_> {
     }
 
     /// Loads a mapped-ram image by several threads.
-    fn from_file(&self, control: &Arc<MigrationControl>, restored: &Restored) -> Result<(), Stop> {
+    fn load_file(&self, control: &Arc<MigrationControl>, restored: &Restored) -> Result<(), Stop> {
         let failed = |error: sterna_qmp::QmpError| Stop::failed(error.to_string());
         let mapped = |on| [("mapped-ram".to_owned(), on), ("multifd".to_owned(), on)];
         control.set_capabilities(&mapped(true)).map_err(failed)?;
@@ -131,7 +131,7 @@ impl Restoring<'_> {
     }
 
     /// Loads the stream of an image, which is decompressed and checked on the way.
-    fn from_stream(&self, control: &Arc<MigrationControl>, restored: &Restored) -> Result<(), Stop> {
+    fn load_stream(&self, control: &Arc<MigrationControl>, restored: &Restored) -> Result<(), Stop> {
         let (path, access) = (self.path.to_owned(), self.access.clone());
         let feed = move |out: File| {
             let options =

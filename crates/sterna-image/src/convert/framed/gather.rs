@@ -10,7 +10,7 @@ use std::thread::{self, Builder, ScopedJoinHandle};
 
 use parking_lot::{Condvar, Mutex};
 use sterna_ram::PageBitmap;
-use sterna_store::ImageWriter;
+use sterna_store::{ImageWriter, StoredImage};
 use sterna_wire::{PAGE_SHIFT, PAGE_SIZE, xbzrle};
 
 use super::super::counts::Counts;
@@ -24,8 +24,8 @@ const WAITING: usize = 4;
 /// Bytes of extents whose pages have not all arrived.
 const OPEN_BYTES: usize = 64 << 20;
 
-/// An extent on its way to a thread.
-type Work = (usize, u64, Vec<u8>);
+/// An extent on its way to a thread: block, number, content, and the pages that changed if the others are the base's.
+type Work = (usize, u64, Vec<u8>, Option<Vec<u8>>);
 /// The pages that are not zero, for each block; whether pages had several contents.
 type Gathered<T> = (T, Vec<PageBitmap>, bool);
 
@@ -35,6 +35,7 @@ pub(super) fn run<T>(
     threads: usize,
     counts: &Counts,
     recorder: &Recorder,
+    base: Option<&StoredImage>,
     read: impl FnOnce(&mut Gather<'_>) -> Result<T, ImageError>,
 ) -> Result<Gathered<T>, ImageError> {
     let flight = Flight::default();
@@ -53,7 +54,7 @@ pub(super) fn run<T>(
         }
         // The threads have their own handles. Without this one, sending fails when all of them have failed.
         drop(receiver);
-        let mut gather = Gather::new(writer, sender, counts, recorder, &flight);
+        let mut gather = Gather::new(writer, sender, counts, recorder, &flight, base);
         let result = read(&mut gather).and_then(|result| gather.finish().map(|()| result));
         let (held, is_live) = gather.into_parts();
         // The error of a thread comes first, because it explains why sending to it failed.
@@ -71,10 +72,14 @@ fn work(writer: &ImageWriter, receiver: &Mutex<Receiver<Work>>, flight: &Flight)
     let (mut lane, mut done) = (writer.lane()?, Ok(()));
     loop {
         let next = receiver.lock().recv();
-        let Ok((block, extent, content)) = next else { return done };
+        let Ok((block, extent, content, changed)) = next else { return done };
         // After an error, the extents are taken and dropped, because the reader waits until all have landed.
         if done.is_ok() {
-            done = lane.put(block, extent, &content).map_err(ImageError::from);
+            let put = match &changed {
+                Some(changed) => lane.put_changes(block, extent, &content, changed),
+                None => lane.put(block, extent, &content),
+            };
+            done = put.map_err(ImageError::from);
         }
         flight.landed(done.is_err());
     }
@@ -134,6 +139,8 @@ pub(super) struct Gather<'a> {
     /// Extents that were given away, for each block.
     given: Vec<PageBitmap>,
     is_live: bool,
+    /// Pages that do not come are the base's.
+    only_changes: bool,
 }
 
 impl<'a> Gather<'a> {
@@ -143,8 +150,16 @@ impl<'a> Gather<'a> {
         counts: &'a Counts,
         recorder: &'a Recorder,
         flight: &'a Flight,
+        base: Option<&StoredImage>,
     ) -> Self {
         let bits = || writer.blocks().iter().map(|block| PageBitmap::new(block.pages())).collect();
+        let held: Vec<PageBitmap> = bits();
+        for (block, held) in held.iter().enumerate() {
+            let words = base.map(|base| base.held_words(block)).unwrap_or_default();
+            for (word, bits) in held.words().iter().zip(words) {
+                word.store(bits, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
         let extent_pages = u64::from(writer.extent_bytes()) >> PAGE_SHIFT;
         let extents =
             writer.blocks().iter().map(|block| PageBitmap::new(block.pages().div_ceil(extent_pages)));
@@ -158,9 +173,10 @@ impl<'a> Gather<'a> {
             open: HashMap::new(),
             order: VecDeque::new(),
             seen: bits(),
-            held: bits(),
+            held,
             given: extents.collect(),
             is_live: false,
+            only_changes: base.is_some(),
         }
     }
 
@@ -231,11 +247,24 @@ impl<'a> Gather<'a> {
         }
         self.given[block].set(extent);
         self.flight.start()?;
-        let sent = self.sender.send((block, extent, content));
+        let changed = self.only_changes.then(|| self.seen_in(block, extent));
+        let sent = self.sender.send((block, extent, content, changed));
         sent.map_err(|_| {
             self.flight.landed(true);
             ImageError::Request("the threads that compress pages have ended".to_owned())
         })
+    }
+
+    /// The pages of an extent that arrived, as a mask.
+    fn seen_in(&self, block: usize, extent: u64) -> Vec<u8> {
+        let (first, count) = (extent * self.extent_pages, self.pages_of(block, extent));
+        let mut words = vec![0; (self.extent_pages / 64).max(1) as usize];
+        self.seen[block].copy_words(first, &mut words);
+        for (at, word) in words.iter_mut().enumerate() {
+            let left = count.saturating_sub(at as u64 * 64);
+            *word &= if left >= 64 { u64::MAX } else { (1 << left) - 1 };
+        }
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
     /// Gives all extents away. In a layer, also those without a page: their pages are zero, not the base's.
@@ -243,7 +272,7 @@ impl<'a> Gather<'a> {
         for key in std::mem::take(&mut self.order) {
             self.give(key.0, key.1)?;
         }
-        if self.writer.is_layer() {
+        if self.writer.is_layer() && !self.only_changes {
             for block in 0..self.given.len() {
                 for extent in 0..self.given[block].pages() {
                     if !self.given[block].get(extent) {
@@ -280,7 +309,7 @@ impl RecordSink for Gather<'_> {
         self.counts.zero.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let extent = page / self.extent_pages;
         // An extent with zeros only needs no memory: what was not stored is zero.
-        if self.open.contains_key(&(block, extent)) || self.given[block].get(extent) {
+        if self.only_changes || self.open.contains_key(&(block, extent)) || self.given[block].get(extent) {
             self.place(block, page)?.fill(0);
         }
         self.arrived(block, page, false)

@@ -146,12 +146,13 @@ fn copy_bytes(
     Ok(())
 }
 
-/// Copies a legacy stream in one pass. `envelope` is libvirt's container of the view.
+/// Copies a legacy stream in one pass. `envelope` is libvirt's container of the view. `base`: pages that are not in the stream are
+/// this image's.
 pub(super) fn of_legacy(
     begun: Begun,
     tee: &Tee,
     envelope: Option<&Envelope>,
-    writer: ImageWriter,
+    (writer, base): (ImageWriter, Option<&StoredImage>),
     threads: usize,
     counts: &Counts,
     check: &Check<'_>,
@@ -164,7 +165,11 @@ pub(super) fn of_legacy(
     }
     let recorder = Recorder::new(&begun);
     tee.to(Box::new(recorder.clone())).map_err(|error| failed(&file, error))?;
-    let gathered = gather::run(&writer, threads, counts, &recorder, |gather: &mut Gather<'_>| {
+    if base.is_some() {
+        // The stream is no whole one, and nothing may read it as such.
+        recorder.give_up();
+    }
+    let gathered = gather::run(&writer, threads, counts, &recorder, base, |gather: &mut Gather<'_>| {
         let (mut shape, end) = begun.finish(gather)?;
         check_whole(&shape, &file, end)?;
         let damage = check(&shape, end)?;
@@ -178,7 +183,7 @@ pub(super) fn of_legacy(
     let ((shape, damage), held, is_live) = gathered;
     let mut files = vec![(VIEW, recipe_of_view(&shape, envelope, &held, &writer)?)];
     // In a stream with several contents of a page, the image has only the last one. Its bytes cannot be written again.
-    if !is_live {
+    if !is_live && base.is_none() {
         files.push((STREAM, recorder.finish(&writer)));
     }
     let bytes = writer.complete(&files)?.bytes;

@@ -17,10 +17,19 @@ pub struct FrameOptions {
     pub key: Option<Key>,
     /// The image over which the target becomes a layer.
     pub base: Option<PathBuf>,
+    /// The source is a stream that holds only the pages that differ from the base: all others are the base's.
+    pub only_changes: bool,
 }
 
 impl Default for FrameOptions {
     fn default() -> Self {
-        Self { extent_bytes: EXTENT_LEAST, level: 1, adapts: false, key: None, base: None }
+        Self {
+            extent_bytes: EXTENT_LEAST,
+            level: 1,
+            adapts: false,
+            key: None,
+            base: None,
+            only_changes: false,
+        }
     }
 }

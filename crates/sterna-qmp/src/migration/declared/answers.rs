@@ -44,6 +44,19 @@ pub(super) const CPU: &[MemberSpec] = &[
     required("target", ARCHITECTURE, "The processor architecture."),
 ];
 
+pub(super) const LIVE_SAVE: &[MemberSpec] = &[
+    optional(
+        "status",
+        Word(STATUS_WORDS),
+        "The status; `completed`: the target has everything, and the guest is here.",
+    ),
+    optional("number", Integer, "With `track`, after the end: the number for a later `since`."),
+    optional("pause", Integer, "How long the guest was paused, in microseconds."),
+    optional("held-writes", Integer, "After the end: writes of the guest that waited for a copy."),
+    optional("pages", Integer, "After the end: pages in the image, zero pages included."),
+    optional("error", Text, "Why there is no image."),
+];
+
 pub(super) const BLOCK: &[MemberSpec] = &[
     required("device", Text, "The disk's name."),
     required("type", Text, "`unknown`."),

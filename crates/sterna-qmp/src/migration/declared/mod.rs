@@ -9,7 +9,7 @@ use super::query::STATUS_WORDS;
 use crate::server::MemberKind::{self, Array, Boolean, Integer, List, Members, String as Text, Word};
 use crate::server::{CommandSpec, MemberSpec, optional, required};
 use answers::{
-    BLOCK, CPU, DIRTY_LIMIT, DIRTY_RATE, KVM, MACHINE, MEMORY, NAME, PROPERTY, STATISTICS, TARGET,
+    BLOCK, CPU, DIRTY_LIMIT, DIRTY_RATE, KVM, LIVE_SAVE, MACHINE, MEMORY, NAME, PROPERTY, STATISTICS, TARGET,
     TIME_UNITS, UUID,
 };
 
@@ -50,6 +50,22 @@ pub const COMMANDS: &[CommandSpec] = &[
         optional("detach", Boolean, "No effect, as in QEMU: the command always returns when the migration has started."),
         optional("resume", Boolean, "Continues a paused postcopy over a new connection."),
     ]),
+    command("x-sterna-live-save", "Saves the state of this moment while the guest continues to run: it is paused for \
+                                   milliseconds. Capabilities have no effect. 'query-migrate' shows the progress, \
+                                   'migrate_cancel' cancels.").takes(&[
+        required("uri", Text, "Address of the target: a connected socket `fd:NAME`, `unix:PATH` or `tcp:HOST:PORT`, or a \
+                               new file `file:PATH`. A VM that waits there gets a copy of the guest."),
+        optional("track", Boolean, "Records the guest's writes from now on, so that a later save can hold only changes. \
+                                    `migrate` ends that."),
+        optional("since", Integer, "Only pages that changed since the save with this number; only with `track` and \
+                                    `fd:NAME`. The rest of the memory is in the earlier image."),
+        optional("max-bandwidth", Integer, "Bytes per second; 0 (default): no limit."),
+        optional("buffer-size", Integer, "Most bytes of pages that are copied because the guest writes them before they \
+                                          are sent; 256 MiB by default."),
+    ]),
+    command("x-sterna-query-live-save", "Returns the state of the last live save; an empty object if there was none, or a \
+                                         migration since.")
+        .returns(Members(LIVE_SAVE)),
     command("migrate-incoming", "Waits for a guest; the address is bound when the command returns.").takes(&[
         optional("uri", Text, "Address to listen at, or the file to load."),
         optional("channels", Array, "The same as a list with one channel, instead of `uri`."),
