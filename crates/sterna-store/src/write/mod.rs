@@ -315,7 +315,7 @@ impl ImageWriter {
         self.store_bytes()?;
         let packs = self.sink.flush()?;
         let mut state = self.state.into_inner();
-        sort(&mut state);
+        sort(&mut state.frames, &mut state.extents);
         let packs = used_packs(&packs, &mut state.frames);
         let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let level = self.chooser.map_or(self.options.level, |chooser| chooser.into_inner().level());

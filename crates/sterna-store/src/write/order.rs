@@ -1,11 +1,10 @@
 //! The order of frames in an index, and the packs that it names.
 
-use super::State;
 use crate::layout::{ExtentTable, FrameEntry};
 
 /// Puts the frames into the order of their places, and leaves out those that no extent names any more.
-pub(super) fn sort(state: &mut State) {
-    let mut used = vec![false; state.frames.len()];
+pub(super) fn sort(frames: &mut Vec<FrameEntry>, extents: &mut [ExtentTable]) {
+    let mut used = vec![false; frames.len()];
     let named = |table: &ExtentTable, used: &mut Vec<bool>| {
         for extent in 0..table.extents() {
             if let Some(used) = used.get_mut(table.get(extent).frame as usize) {
@@ -13,18 +12,18 @@ pub(super) fn sort(state: &mut State) {
             }
         }
     };
-    state.extents.iter().for_each(|table| named(table, &mut used));
-    let mut order: Vec<u32> = (0..state.frames.len() as u32).filter(|frame| used[*frame as usize]).collect();
+    extents.iter().for_each(|table| named(table, &mut used));
+    let mut order: Vec<u32> = (0..frames.len() as u32).filter(|frame| used[*frame as usize]).collect();
     order.sort_by_key(|frame| {
-        let entry = &state.frames[*frame as usize];
+        let entry = &frames[*frame as usize];
         (entry.pack, entry.offset)
     });
-    let mut now = vec![u32::MAX; state.frames.len()];
+    let mut now = vec![u32::MAX; frames.len()];
     for (new, old) in (0..).zip(&order) {
         now[*old as usize] = new;
     }
-    state.frames = order.iter().map(|frame| state.frames[*frame as usize]).collect();
-    for table in &mut state.extents {
+    *frames = order.iter().map(|frame| frames[*frame as usize]).collect();
+    for table in extents.iter_mut() {
         for extent in 0..table.extents() {
             let frame = table.get(extent).frame;
             if frame != u32::MAX {
