@@ -142,10 +142,8 @@ fn followed(root: &Root, way: Way) -> Result<TakenOver, Failure> {
 
     // From here on, QEMU takes a checkpoint only on request. It resumes a stopped guest after a checkpoint.
     primary.parameters(json!({ "x-checkpoint-delay": 600_000 }))?;
-    wait_until_none_comes(&standby);
-    primary.stop()?;
+    let number = stopped_between_checkpoints(&mut primary, &standby)?;
     let ram = std::fs::read(primary.directory().join("ram")).map_err(|error| error.to_string())?;
-    let number = standby.statistics().checkpoints;
     primary.parameters(json!({ "x-checkpoint-delay": 600_001 }))?;
     wait_for_checkpoint(&mut primary, &standby, number + 1)?;
     primary.wait_for_ticks(1)?;
@@ -163,17 +161,21 @@ fn followed(root: &Root, way: Way) -> Result<TakenOver, Failure> {
     Ok(taken)
 }
 
-/// Waits until no checkpoint has arrived for one second. One may be in progress, and the new delay has
-/// requested another.
-fn wait_until_none_comes(standby: &Standby) {
-    let mut last = (standby.statistics().checkpoints, Instant::now());
-    while last.1.elapsed() < Duration::from_secs(1) {
-        std::thread::sleep(Duration::from_millis(20));
-        let now = standby.statistics().checkpoints;
-        if now != last.0 {
-            last = (now, Instant::now());
+/// Stops the guest when no checkpoint is in progress, and returns the number of the last one.
+///
+/// One may be in progress, and the new delay has requested another. A checkpoint resumes a stopped guest at its end, so a
+/// guest that stays stopped has none.
+fn stopped_between_checkpoints(primary: &mut Qemu, standby: &Standby) -> Result<u64, Failure> {
+    let begin = Instant::now();
+    while begin.elapsed() < PATIENCE {
+        primary.stop()?;
+        let number = standby.statistics().checkpoints;
+        std::thread::sleep(Duration::from_secs(1));
+        if primary.status()? == "paused" && standby.statistics().checkpoints == number {
+            return Ok(number);
         }
     }
+    Err("checkpoints that nothing requests came".to_owned())
 }
 
 /// Checks that the image's RAM equals `ram`.
