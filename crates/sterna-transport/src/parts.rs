@@ -17,6 +17,7 @@ pub(crate) trait Part {
     fn raw(&self) -> (*mut u8, usize);
 
     /// The bytes to write, if no other thread can change them meanwhile.
+    #[cfg(feature = "tls")]
     fn bytes(&self) -> Option<&[u8]> {
         None
     }
@@ -30,6 +31,7 @@ impl Part for IoPart<'_> {
         }
     }
 
+    #[cfg(feature = "tls")]
     fn bytes(&self) -> Option<&[u8]> {
         match self {
             IoPart::Bytes(bytes) => Some(bytes),
