@@ -56,7 +56,7 @@ pub struct LiveImage {
     pub file_bytes: u64,
     /// Time from the command until the image is in its place.
     pub total: Duration,
-    /// The observed progress.
+    /// The observed progress of the save, in the form of a migration's.
     pub trace: Trace,
 }
 

@@ -97,8 +97,8 @@ fn readv(channel: &Channel, window: sterna_ram::RamSlice<'_>) {
     while done < window.len() {
         let rest = window.part(done, window.len() - done).expect("inside");
         let vector = libc::iovec { iov_base: rest.as_ptr().cast(), iov_len: rest.len() };
-        // SAFETY: the vector names a window of a live block.
         let got =
+            // SAFETY: the vector names a window of a live block.
             unsafe { libc::readv(channel.socket().expect("a socket").as_raw_fd(), &raw const vector, 1) };
         assert!(got > 0, "loopback");
         done += got as usize;

@@ -181,9 +181,11 @@ pub(crate) fn duplicate(name: &str) -> io::Result<OwnedFd> {
 
 /// Whether the descriptor with this number is a listening socket.
 pub(crate) fn is_listening(name: &str) -> bool {
-    // SAFETY: borrowed only for the call. If the number is not open, it returns EBADF.
-    number(name)
-        .is_ok_and(|number| socket::is_listening(unsafe { BorrowedFd::borrow_raw(number) }).unwrap_or(false))
+    number(name).is_ok_and(|number| {
+        // SAFETY: borrowed only for the call. If the number is not open, it returns EBADF.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+        socket::is_listening(descriptor).unwrap_or(false)
+    })
 }
 
 /// Takes the descriptor and checks that it is a socket.

@@ -33,8 +33,8 @@ impl Mapping {
         let unit = 2usize << 20;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra;
         let length = bytes as usize + if is_huge { 0 } else { unit };
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps no memory.
         let start =
+            // SAFETY: a new mapping at an address of the kernel's choice overlaps no memory.
             unsafe { libc::mmap(ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -50,8 +50,8 @@ impl Mapping {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_NORESERVE);
         let (length, offset) = (bytes as usize, offset as libc::off_t);
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps no memory.
         let start =
+            // SAFETY: a new mapping at an address of the kernel's choice overlaps no memory.
             unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, file.as_raw_fd(), offset) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());

@@ -26,8 +26,8 @@ unsafe extern "C" fn make(
     vm: *mut *mut sterna_vm,
     failure: *mut sterna_failure,
 ) -> i32 {
-    // SAFETY: the place of a test; the configuration has this length.
     let (place, bytes) =
+        // SAFETY: the place of a test; the configuration has this length.
         unsafe { (&*user.cast::<Place>(), std::slice::from_raw_parts(configuration, length)) };
     *place.seen.lock() = bytes.to_vec();
     if bytes == b"too large" {

@@ -17,7 +17,7 @@ use crate::{terminal, units};
 A store keeps equal frames of its images once. An image in it is written store:DIRECTORY#NAME or s3://BUCKET/PREFIX#NAME, in every \
 command that takes an image.")]
 pub struct Arguments {
-    /// What is done.
+    /// The action, with its store.
     #[command(subcommand)]
     pub action: Action,
 }

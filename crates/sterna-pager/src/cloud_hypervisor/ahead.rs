@@ -36,7 +36,7 @@ struct State {
     is_closed: bool,
 }
 
-/// What a thread does next.
+/// The next step of a thread that fills memory.
 enum Job {
     /// Fill a frame. `is_near`: without a pause.
     Fill {
@@ -68,7 +68,7 @@ impl Ahead {
         self.changed.notify_all();
     }
 
-    /// Ends all threads.
+    /// Ends all threads that fill memory, after their current frame.
     pub(super) fn close(&self) {
         self.state.lock().is_closed = true;
         self.changed.notify_all();

@@ -46,7 +46,7 @@ pub enum SessionError {
     /// The VMM closed its connection.
     #[error("the VMM closed its connection {during}; its log has the reason")]
     Closed {
-        /// What was expected.
+        /// The step in which it closed, as the end of a sentence.
         during: String,
     },
     /// A message breaks a rule.
@@ -78,7 +78,7 @@ pub enum SessionError {
     /// The VMM answered a request with an error.
     #[error("the VMM refused {}; its log has the reason", .command.name())]
     Refused {
-        /// The request.
+        /// The request that this side had sent.
         command: Command,
     },
     /// The VMM gave up.
@@ -90,9 +90,9 @@ pub enum SessionError {
     /// The VMM requests memory that the machine does not have.
     #[error("the VMM requested {bytes} bytes at the guest address {address:#x}, which are in no memory slot")]
     Outside {
-        /// The first address.
+        /// First guest-physical address of the request.
         address: u64,
-        /// Length in bytes.
+        /// Length of the request in bytes.
         bytes: u64,
     },
     /// The page of a request could not be read.
@@ -119,25 +119,25 @@ pub enum SessionError {
     /// The image is of another VMM.
     #[error("{name} is an image of {kind}, and not of Cloud Hypervisor: restore it with that VMM")]
     OtherKind {
-        /// The image.
+        /// Name of the image, as the operator gave it.
         name: String,
-        /// The VMM.
+        /// The VMM whose snapshot the image contains.
         kind: String,
     },
     /// The image lacks a file.
     #[error("{name} lacks {file}, which each image of Cloud Hypervisor has")]
     LacksFile {
-        /// The image.
+        /// Name of the image, as the operator gave it.
         name: String,
-        /// The file.
+        /// Name of the file inside the image.
         file: &'static str,
     },
     /// A file of the image is longer than the protocol allows.
     #[error("{name}: {file} has {bytes} bytes, but at most {most} can be sent")]
     LongFile {
-        /// The image.
+        /// Name of the image, as the operator gave it.
         name: String,
-        /// The file.
+        /// Name of the file inside the image.
         file: &'static str,
         /// Its length in bytes.
         bytes: u64,
@@ -152,7 +152,7 @@ pub enum SessionError {
     HugeShmem {
         /// The file of the setting.
         file: String,
-        /// The setting.
+        /// The content of that file.
         setting: String,
     },
     /// The VMM closed the connection for pages before all of them were there.

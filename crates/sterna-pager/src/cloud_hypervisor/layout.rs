@@ -12,7 +12,7 @@ const PAGE_BYTES: u64 = 4096;
 /// Most bytes of memory: more than any processor addresses.
 const MEMORY_MOST: u64 = 1 << 52;
 
-/// One memory slot.
+/// A memory slot of the VMM: guest memory that is one range of one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
     /// Number of the slot.

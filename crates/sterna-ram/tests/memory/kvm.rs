@@ -73,8 +73,8 @@ impl Machine {
     }
 
     fn log(&self, mode: KvmLogMode) -> KvmDirtyLog {
-        // SAFETY: borrowed for the duplication only.
         let vm: OwnedFd =
+            // SAFETY: borrowed for the duplication only.
             unsafe { BorrowedFd::borrow_raw(self.vm.as_raw_fd()) }.try_clone_to_owned().unwrap();
         KvmDirtyLog::new(vm, self.slots.clone(), self.ram.clone()).unwrap().with_mode(mode)
     }

@@ -24,8 +24,8 @@ impl Mapped {
     fn new(file: BorrowedFd<'_>, len: u64) -> Self {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let len = len as usize;
-        // SAFETY: the kernel chooses a free address.
         let address =
+            // SAFETY: the kernel chooses a free address.
             unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         assert_ne!(address, libc::MAP_FAILED);
         Mapped { address: address.cast(), len }

@@ -54,7 +54,7 @@ pub struct Paging {
 pub enum Record {
     /// In the image that is served.
     Image,
-    /// In a file.
+    /// In a working-set file of its own, which `--working-set` reads.
     File(PathBuf),
 }
 
