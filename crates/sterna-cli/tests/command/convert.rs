@@ -36,7 +36,7 @@ fn sterna() -> Command {
 }
 
 /// A child process that is killed when the test ends, also by a panic.
-struct Killed(Child);
+pub(crate) struct Killed(pub(crate) Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {

@@ -2,10 +2,12 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
+
+use crate::convert::Killed;
 
 const PAGE: usize = 4096;
 
@@ -306,17 +308,6 @@ fn base_that_was_replaced_or_that_loops_is_refused_with_its_digest() {
     }
     std::fs::write(place.path("a.sterna"), kept).unwrap();
     place.does("verify layer.sterna");
-}
-
-/// A command that is killed when the test ends.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        // Both calls fail if the process has already exited, which is fine.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]
