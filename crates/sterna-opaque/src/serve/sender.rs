@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use sterna::error::MigrationError;
+use sterna::error::{Difference, MigrationError};
 use sterna::internals::PageRun;
 use sterna::internals::postcopy::Pace;
 use sterna::internals::postcopy::{CHUNK_PAGES, PageOrder};
 use sterna_ram::{Backing, RamBlock, RamSlice};
-use sterna_transport::Channel;
+use sterna_transport::{Channel, TransportError};
 use sterna_wire::PAGE_SIZE;
 
 use super::cache::Key;
@@ -87,6 +87,7 @@ fn answer(shared: &Shared, channels: &Channels) -> Result<(), MigrationError> {
     let channel = channels.preempt.as_ref().unwrap_or(&channels.main);
     let buffer = RamBlock::new("requested", REQUESTED_AT_ONCE * PAGE_SIZE as u64, Backing::Anonymous)?;
     let mut out = Vec::with_capacity(CHUNK_BYTES);
+    let mut is_first = true;
     while let Some(run) = next_requested(shared) {
         let key = (run.block, run.first / CHUNK_PAGES);
         let bytes = run.count as usize * PAGE_SIZE;
@@ -107,8 +108,9 @@ fn answer(shared: &Shared, channels: &Channels) -> Result<(), MigrationError> {
         };
         {
             let _turn = channel.turn();
-            channel.write_all(&out)?;
+            channel.write_all(&out).map_err(|error| not_taken(channels, is_first, error))?;
         }
+        is_first = false;
         shared.change(|state| {
             state.connection.on_their_way -= 1;
             state.statistics.requested_pages += run.count;
@@ -116,6 +118,15 @@ fn answer(shared: &Shared, channels: &Channels) -> Result<(), MigrationError> {
         });
     }
     Ok(())
+}
+
+/// The error of requested pages that were not written. A preempt channel that the destination closes before it
+/// has taken a page is not used there.
+fn not_taken(channels: &Channels, is_first: bool, error: TransportError) -> MigrationError {
+    if is_first && channels.preempt.is_some() && error.is_peer_gone() {
+        return Difference::PreemptClosed { error: Arc::new(error) }.into();
+    }
+    error.into()
 }
 
 /// The next background pages, and the chunks that follow. `None`: all pages were taken.

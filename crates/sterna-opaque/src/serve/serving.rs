@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sterna::error::{Awaited, MigrationError};
+use sterna::error::{Awaited, Difference, MigrationError};
 use sterna::internals::postcopy::{DEVICES_PING, HELLO_PING, LISTED_PING, PACKAGE_PING};
 use sterna::internals::threads::{self, ThreadRole};
 use sterna::params::WaitLimits;
@@ -436,5 +436,10 @@ impl Control {
 
 /// Whether the network or the destination's process broke the connection, as opposed to a violated rule.
 fn is_break(error: &MigrationError) -> bool {
-    matches!(error, MigrationError::Transport(_) | MigrationError::Ended(_))
+    matches!(
+        error,
+        MigrationError::Transport(_)
+            | MigrationError::Ended(_)
+            | MigrationError::PeerIncompatible(Difference::PreemptClosed { .. })
+    )
 }

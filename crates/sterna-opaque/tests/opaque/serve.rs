@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sterna::error::{BadAnswer, BadRequest, Misbehaviour};
+use sterna::error::{BadAnswer, BadRequest, Difference, Misbehaviour};
 use sterna::{MigrationError, StartError, WaitLimits};
 use sterna_image::{
     BlockShape, ImageError, LegacyWriter, MappedOptions, MappedWriter, PageVisitor, RamShape, Shape,
@@ -393,6 +393,30 @@ fn destination_that_breaks_off_while_it_loads_may_have_started_the_guest() {
     let failure = serving.wait().unwrap_err();
 
     assert_eq!(failure.guest, GuestState::Uncertain, "{failure}");
+}
+
+/// A QEMU whose `postcopy-preempt` is off closes a second connection, if it accepts it before it loads.
+#[test]
+fn destination_that_closes_the_preempt_channel_without_a_page_is_told_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let image = open(&mapped(directory.path()));
+    for (is_loaded, state) in [(false, GuestState::Uncertain), (true, GuestState::NeedsImage)] {
+        let (serving, play) = serve(&image, ServeOptions { preempt: true, ..options() });
+        let destination = play.next();
+        destination.accept();
+        drop(play.next());
+        if is_loaded {
+            destination.say(&ReturnMessage::Pong(0x42));
+        }
+        // One of the last pages. The background does not get there, because nobody reads the main channel.
+        destination.ask(Some(NAMES[1]), 68 * 4096, 4096);
+
+        let failure = serving.wait().unwrap_err();
+
+        let MigrationError::PeerIncompatible(difference) = &failure.error else { panic!("{failure}") };
+        assert!(matches!(difference, Difference::PreemptClosed { .. }), "{difference}");
+        assert_eq!(failure.guest, state);
+    }
 }
 
 #[test]

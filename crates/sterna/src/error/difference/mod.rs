@@ -46,6 +46,17 @@ pub enum Difference {
     /// The source sent a command that this version does not support.
     #[error("the source sent {0:?}, which this side does not support")]
     Command(Box<Command>),
+    /// The destination closed the preempt channel before it had taken a page. A QEMU whose `postcopy-preempt`
+    /// is off does so, unless it loads the devices at that moment.
+    #[error(
+        "the destination closed the channel of requested pages before it took a page ({error}). If postcopy-preempt \
+         is off there, serve it without --preempt, or switch the capability on there"
+    )]
+    PreemptClosed {
+        /// How the channel ended.
+        #[source]
+        error: Cause,
+    },
     /// An error that an earlier refusal of a multifd channel may have caused.
     #[error("{error}; a multifd channel had been refused: {why}")]
     RefusedLane {
