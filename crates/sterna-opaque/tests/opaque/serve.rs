@@ -408,7 +408,7 @@ fn destination_that_closes_the_preempt_channel_without_a_page_is_told_apart() {
         if is_loaded {
             destination.say(&ReturnMessage::Pong(0x42));
         }
-        // One of the last pages. The background does not get there, because nobody reads the main channel.
+        // One of the last pages. The background does not get there, because the main channel is not read.
         destination.ask(Some(NAMES[1]), 68 * 4096, 4096);
 
         let failure = serving.wait().unwrap_err();
