@@ -51,6 +51,13 @@ pub fn closings(log: &str) -> impl Iterator<Item = &str> {
     log.lines().filter(move |line| closes(line) && !line.contains("test result: "))
 }
 
+/// Those of `tests` that failed.
+pub fn failed(log: &str, tests: &[String]) -> Vec<String> {
+    let listed = |name: &str| log.lines().any(|line| line.trim_end() == format!("    {name}"));
+    let is_final = log.contains("\nfailures:\n");
+    tests.iter().filter(|name| is_final && listed(name)).cloned().collect()
+}
+
 /// The tests that were running when the output ended.
 ///
 /// libtest starts `threads` tests in parallel, in the order of `tests`.
@@ -91,6 +98,15 @@ mod tests {
     #[test]
     fn skips_are_found_behind_an_unfinished_line() {
         assert_eq!(skips("test a ... SKIPPED a: no KVM\nok"), ["SKIPPED a: no KVM"]);
+    }
+
+    #[test]
+    fn failed_are_those_of_the_last_list() {
+        let tests: Vec<String> = ["a", "b", "c"].map(str::to_owned).to_vec();
+        let log = format!("{LOG}\nfailures:\n\n---- c stdout ----\n\nfailures:\n    c\n\n");
+
+        assert_eq!(failed(&log, &tests), ["c"]);
+        assert_eq!(failed("    c\n", &tests), [""; 0]);
     }
 
     #[test]

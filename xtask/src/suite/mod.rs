@@ -5,6 +5,7 @@
 //! fails. A program that hangs is killed at its limit, and the report names the tests that were
 //! running.
 
+mod again;
 mod binary;
 mod build;
 mod history;
@@ -56,6 +57,8 @@ pub struct Job {
     pub messages: Option<PathBuf>,
     /// The job is a command of xtask itself: its notes are added to the closing lines.
     pub notes: bool,
+    /// The name of the job whose failed tests this job runs again.
+    pub again_for: Option<String>,
 }
 
 impl Job {
@@ -63,7 +66,8 @@ impl Job {
     pub fn new(part: &'static str, name: impl Into<String>, command: Command) -> Self {
         let (tests, after) = (Vec::new(), &[][..]);
         let (beside, limit, messages, notes) = (Beside::Others, rules::LIMIT, None, false);
-        Self { part, name: name.into(), command, tests, beside, after, limit, messages, notes }
+        let again_for = None;
+        Self { part, name: name.into(), command, tests, beside, after, limit, messages, notes, again_for }
     }
 
     /// A command of xtask itself.

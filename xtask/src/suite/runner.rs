@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use sterna_testing::CoreTime;
 
+use super::again::{Again, Next};
 use super::history::History;
 use super::load::{self, Load};
 use super::{Beside, Binary, Build, Done, Job, Report, directory, log, rules};
@@ -30,6 +31,7 @@ pub struct Runner {
     history: History,
     waiting: Vec<Job>,
     running: Vec<Running>,
+    again: Again,
     report: Report,
     logs: PathBuf,
 }
@@ -47,7 +49,9 @@ struct Running {
 
 impl Runner {
     pub fn new() -> Result<Self> {
-        Self::in_directory(&directory())
+        let mut runner = Self::in_directory(&directory())?;
+        runner.again = Again::of_environment();
+        Ok(runner)
     }
 
     fn in_directory(directory: &Path) -> Result<Self> {
@@ -56,7 +60,8 @@ impl Runner {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let (waiting, running, report) = (Vec::new(), Vec::new(), Report::default());
         let (began, load, history) = (Instant::now(), Load::new(), History::read(directory));
-        Ok(Self { began, cores, load, history, waiting, running, report, logs })
+        let again = Again::default();
+        Ok(Self { began, cores, load, history, waiting, running, again, report, logs })
     }
 
     pub fn add(&mut self, job: Job) {
@@ -222,10 +227,15 @@ impl Runner {
             Done { part, name, began: at(began), ended: at(Instant::now()), cpu, counts, notes, result };
         println!("{}", done.line());
         log::closings(text).for_each(|line| println!("          {}", line.trim()));
-        let failed = done.result.is_err();
-        self.report.add(done);
-        if failed {
-            self.give_up_what_needs(part);
+        match self.again.next(job, text, done) {
+            Next::Repeat(job) => self.waiting.push(job),
+            Next::Over(done) => {
+                let failed = done.result.is_err();
+                self.report.add(done);
+                if failed {
+                    self.give_up_what_needs(part);
+                }
+            }
         }
     }
 

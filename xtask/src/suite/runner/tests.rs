@@ -1,3 +1,4 @@
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -162,4 +163,52 @@ fn tests_whose_program_is_never_built_are_a_failure() {
     let done = runner.run(Some(build), |binary| binary.jobs()).expect("a report").into_jobs();
 
     assert!(named(&done, "a engine").result.as_ref().is_err_and(|why| why.contains("did not come")));
+}
+
+/// A test program that fails until it has run `fails` times, with this output of libtest.
+fn failing(aside: &Aside, name: &str, fails: u32, tests: &[&str]) -> Job {
+    let (program, runs) = (aside.0.join(name), aside.0.join(format!("{name}.runs")));
+    let list: String = tests.iter().map(|test| format!("    {test}\\n")).collect();
+    let script = format!(
+        "#!/bin/sh\necho \"$*\" >> {runs}\n[ $(wc -l < {runs}) -gt {fails} ] && exit 0\n\
+         printf '\\nfailures:\\n{list}\\ntest result: FAILED. 4 passed; {} failed; 0 ignored\\n'\nexit 101\n",
+        tests.len(),
+        runs = runs.display(),
+    );
+    std::fs::write(&program, script).expect("a script");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).expect("a program");
+    let tests = ["a", "b", "c", "d"].map(str::to_owned).to_vec();
+    Job { tests, ..Job::new("tests", name, Command::new(&program)) }
+}
+
+#[test]
+fn test_that_passes_alone_is_unstable_and_no_failure() {
+    let (mut runner, aside) = runner();
+    runner.add(failing(&aside, "rare", 1, &["b"]));
+    runner.add(shell("other", "exit 0"));
+
+    let done = run(runner);
+
+    let rare = named(&done, "rare");
+    assert_eq!(rare.result, Ok(()));
+    assert_eq!((rare.counts.passed, rare.counts.failed), (5, 0));
+    assert!(rare.notes[0].starts_with("UNSTABLE b: "), "{:?}", rare.notes);
+    let runs = std::fs::read_to_string(aside.0.join("rare.runs")).expect("its runs");
+    assert_eq!(runs, format!("\n{}", "--test-threads=1 --exact b\n".repeat(3)));
+}
+
+#[test]
+fn test_that_fails_again_and_many_that_fail_at_once_are_failures() {
+    let (mut runner, aside) = runner();
+    for (name, fails, tests) in
+        [("always", 9, &["a"][..]), ("often", 2, &["a"]), ("many", 1, &["a", "b", "c"])]
+    {
+        runner.add(failing(&aside, name, fails, tests));
+    }
+
+    let done = run(runner);
+
+    assert_eq!(done.len(), 3);
+    assert!(done.iter().all(|done| done.result.is_err() && done.notes.is_empty()), "{done:?}");
 }
