@@ -136,6 +136,7 @@ impl Command {
             Self::Inspect(arguments) => Some(&arguments.storage),
             Self::Convert(arguments) => Some(&arguments.storage),
             Self::Save(arguments) => Some(&arguments.storage),
+            Self::Snapshot(arguments) => Some(&arguments.storage),
             Self::Restore(arguments) => Some(&arguments.storage),
             Self::Serve(arguments) => Some(&arguments.storage),
             Self::Extract(arguments) => Some(&arguments.storage),

@@ -21,6 +21,7 @@ mod cached;
 mod digest;
 mod error;
 mod frame;
+mod image_name;
 #[doc(hidden)]
 pub mod internals;
 mod key;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::blob::{Blob, FileBlob};
 use crate::error::StoreError;
+use crate::image_name::check_name;
 use crate::storages::{SCHEME, is_address, storage};
 
 /// End of the keys of images that are objects of their own.
@@ -35,7 +36,7 @@ impl Place {
     /// Tells the places apart. A path without `store:` or `s3://` at its start is a file.
     ///
     /// # Errors
-    /// [`StoreError::Request`] if the name of the image is missing.
+    /// [`StoreError::Request`] if the name of the image is missing, or is no name for an image.
     pub fn parse(path: &Path) -> Result<Self, StoreError> {
         let is_address = is_address(path);
         let rest =
@@ -43,6 +44,7 @@ impl Place {
         let Some(rest) = rest else { return Ok(Self::File(path.to_owned())) };
         match rest.rsplit_once('#') {
             Some((directory, name)) if !directory.is_empty() && directory != SCHEME && !name.is_empty() => {
+                check_name(name)?;
                 return Ok(Self::Store { directory: directory.into(), name: name.to_owned() });
             }
             Some(_) => {}
@@ -119,6 +121,8 @@ mod tests {
             "s3:///a.sterna",
             "s3://b/.sterna",
             "s3://#a",
+            "store:/d#a/b",
+            "s3://b/p#.a",
         ] {
             assert_eq!(parse(wrong), None, "{wrong}");
         }

@@ -13,6 +13,7 @@ use crate::exit::{Done, Status, Stop};
 use crate::frames::{Frames, Level, key, level};
 use crate::interrupts::Interrupts;
 use crate::monitor::Monitor;
+use crate::storage::Storage;
 use crate::terminal::{self, Live, Shown};
 use crate::units;
 use crate::watch::Watcher;
@@ -33,7 +34,7 @@ Example: sterna snapshot a.qmp --every 30s --keep 10 store:/var/lib/sterna/a
 pub struct Arguments {
     /// QMP socket of the Sterna VM: unix:PATH, a path, or qmp:PATH
     pub source: String,
-    /// Store of the images: store:DIRECTORY, or store:DIRECTORY#PREFIX for names that begin with PREFIX-
+    /// Store of the images: store:DIRECTORY or s3://BUCKET/PREFIX, with #PREFIX at the end for names that begin with PREFIX-
     pub store: String,
     /// Time between the beginnings of two saves [default: one save]
     #[arg(long, value_name = "TIME", value_parser = units::parse_time)]
@@ -54,6 +55,9 @@ pub struct Arguments {
     /// Encrypt the images with the key in this file: 32 bytes, or 64 hexadecimal digits
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
+    /// How the store is reached if it is in an object storage.
+    #[command(flatten)]
+    pub storage: Storage,
     /// Print one JSON object for each image
     #[arg(long)]
     pub json: bool,
@@ -75,7 +79,7 @@ pub fn execute(arguments: &Arguments) -> Done {
     let address: MonitorAddress =
         arguments.source.strip_prefix("qmp:").unwrap_or(&arguments.source).parse().map_err(Stop::usage)?;
     let key_of = arguments.key.as_deref().map(key).transpose()?;
-    let series = Series::open(&arguments.store, key_of)?;
+    let series = Series::parse(&arguments.store, key_of)?;
     let mut monitor = Monitor::connect(&address)?;
     let (mut last, mut done, mut failed) = (None, 0, 0);
     loop {

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use sterna_drive::Vm;
 use sterna_qmp::Endpoint;
 
+use crate::object_storage::set;
+use crate::s3_server::Server;
 use crate::save::Process;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -179,6 +181,59 @@ fn snapshots_hold_what_changed_and_old_ones_are_removed() {
     assert_eq!(line["layers"], 1);
     done(&["save", &socket, directory.path().join("plain.img").to_str().unwrap(), "--resume-after"]);
     assert_consistent(&mut source.vm());
+}
+
+#[test]
+fn snapshot_that_cannot_begin_makes_no_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let (monitor, place) = (directory.path().join("none.qmp"), directory.path().join("store"));
+    let store = format!("store:{}", place.display());
+    let cases = [
+        (store.clone(), "none.qmp"),
+        (format!("{store}#a/b"), "is not a name"),
+        (place.display().to_string(), "is no store"),
+        ("s3://bucket/web1.sterna".to_owned(), "none.qmp"),
+    ];
+
+    for (store, wanted) in cases {
+        let output = sterna(&["snapshot", monitor.to_str().unwrap(), &store]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(wanted), "{store}: {said}");
+        assert!(!place.exists(), "{store}");
+    }
+}
+
+#[test]
+fn snapshots_go_to_a_store_in_an_object_storage() {
+    let (directory, server) = (tempfile::tempdir().unwrap(), Server::start());
+    let load = ["--rate", "500", "--working-set", "1M"];
+    let source = Process::start(directory.path().join("a.qmp"), &load);
+    let done = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        set(&mut command, &server);
+        let output = command.args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let store = "s3://bucket/guests";
+
+    let every = ["--every", "200ms", "--count", "4", "--keep", "2", "--json"];
+    let prefixed = format!("{store}#web1");
+    let text = done(&[&["snapshot", source.socket().as_str(), &prefixed][..], &every[..]].concat());
+
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let images: Vec<_> = lines.iter().map(|line| line["image"].as_str().unwrap()).collect();
+    assert_eq!(images.len(), 4, "{text}");
+    let listed: Value = serde_json::from_str(&done(&["store", "ls", store, "--json"])).unwrap();
+    let names = listed["images"].as_array().unwrap().iter();
+    let names: Vec<_> = names.map(|image| format!("{store}#{}", image["name"].as_str().unwrap())).collect();
+    assert_eq!(names, images[2..], "{listed}");
+    done(&["store", "check", store]);
+    let plain = directory.path().join("plain.img");
+    done(&["convert", images[3], plain.to_str().unwrap(), "--format", "mapped-ram"]);
+    let target = Process::start(directory.path().join("restored.qmp"), &["--incoming", "defer"]);
+    done(&["restore", plain.to_str().unwrap(), &target.socket()]);
+    assert_consistent(&mut target.vm());
 }
 
 #[test]

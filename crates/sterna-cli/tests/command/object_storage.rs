@@ -20,7 +20,8 @@ fn sterna(server: &Server) -> Command {
     command
 }
 
-fn set(command: &mut Command, server: &Server) {
+/// Lets the command use the test's storage.
+pub(crate) fn set(command: &mut Command, server: &Server) {
     command.env("AWS_ENDPOINT_URL", server.endpoint());
     command.env("AWS_ACCESS_KEY_ID", KEY).env("AWS_SECRET_ACCESS_KEY", SECRET);
     for name in

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::keys::{NAMES, check_name};
+use super::keys::NAMES;
 use crate::digest::Digest;
 use crate::error::StoreError;
+use crate::image_name::check_name;
 use crate::key::{Crypt, Key};
 use crate::objects::Objects;
 

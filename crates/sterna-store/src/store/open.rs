@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::image_store::ImageStore;
-use super::keys::{IMAGES, NAMES, check_name};
+use super::keys::{IMAGES, NAMES};
 use super::packs::PackSource;
 use crate::blob::Blob;
 use crate::digest::Digest;
 use crate::error::StoreError;
+use crate::image_name::check_name;
 use crate::key::Key;
 use crate::read::{Bases, StoredImage, link};
 

@@ -1,10 +1,11 @@
 //! Stores the recorded working set in an image of a store.
 
 use super::image_store::ImageStore;
-use super::keys::{IMAGES, check_name};
+use super::keys::IMAGES;
 use crate::blob::MemoryBlob;
 use crate::digest::Digest;
 use crate::error::StoreError;
+use crate::image_name::check_name;
 use crate::layout::{INDEX_MOST, PageRange};
 use crate::objects::Condition;
 use crate::read::StoredImage;

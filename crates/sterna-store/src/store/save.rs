@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::image_store::{ImageStore, NAME_OBJECT_MOST};
-use super::keys::{IMAGES, check_name, pack_key};
+use super::keys::{IMAGES, pack_key};
 use super::lease::Lease;
 use super::packs::PackSink;
 use crate::error::StoreError;
+use crate::image_name::check_name;
 use crate::layout::{Block, FrameEntry, features};
 use crate::write::{ImageWriter, WriteOptions};
 

@@ -4,34 +4,31 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sterna_image::convert::{ConvertOptions, FrameOptions, Input, Output, convert};
-use sterna_image::{Access, Format, ImagePlace, ImageStore, Key};
+use sterna_image::{Access, Format, ImagePlace, Key};
 
 use crate::exit::Stop;
 
 /// The images of a store whose names are times, after an optional prefix.
 pub(super) struct Series {
-    store: ImageStore,
     address: String,
     prefix: String,
     key: Option<Key>,
 }
 
 impl Series {
-    /// Opens `store:DIRECTORY` or `store:DIRECTORY#PREFIX`, and makes a store that does not exist.
-    pub(super) fn open(text: &str, key: Option<Key>) -> Result<Self, Stop> {
+    /// Takes `store:DIRECTORY` or `s3://BUCKET/PREFIX`, or either with `#PREFIX`. Opens nothing.
+    pub(super) fn parse(text: &str, key: Option<Key>) -> Result<Self, Stop> {
         let (address, prefix) = match text.rsplit_once('#') {
             Some((address, prefix)) => (address, format!("{prefix}-")),
             None => (text, String::new()),
         };
-        let usage =
-            || Stop::usage(format!("{text} is no store: write store:DIRECTORY or store:DIRECTORY#PREFIX"));
-        let directory = address.strip_prefix("store:").filter(|directory| !directory.is_empty());
-        let store =
-            ImagePlace::store(Path::new(directory.ok_or_else(usage)?), key.clone(), true).map_err(stop)?;
-        let series = Self { store, address: address.to_owned(), prefix, key };
-        // A prefix that is no part of a name is refused before anything is saved.
-        ImagePlace::parse(&series.path(&series.name_now())).map_err(stop)?;
-        Ok(series)
+        let series = Self { address: address.to_owned(), prefix, key };
+        match ImagePlace::parse(&series.path(&series.name_now())).map_err(stop)? {
+            ImagePlace::Store { .. } => Ok(series),
+            _ => Err(Stop::usage(format!(
+                "{text} is no store: write store:DIRECTORY or s3://BUCKET/PREFIX, with #PREFIX for names that begin with PREFIX-"
+            ))),
+        }
     }
 
     /// The path of an image.
@@ -47,16 +44,18 @@ impl Series {
 
     /// Removes all images of the series except the newest `count`, and what no image needs any more.
     pub(super) fn keep(&self, count: usize) -> Result<(), Stop> {
-        let names = self.store.list().map_err(stop)?.into_iter().map(|named| named.name);
+        let directory = self.address.strip_prefix("store:").unwrap_or(&self.address);
+        let store = ImagePlace::store(Path::new(directory), self.key.clone(), false).map_err(stop)?;
+        let names = store.list().map_err(stop)?.into_iter().map(|named| named.name);
         let mut names: Vec<_> = names.filter(|name| self.has(name)).collect();
         names.sort_unstable();
         let old = names.len().saturating_sub(count);
         for name in &names[..old] {
-            self.store.remove(name).map_err(stop)?;
+            store.remove(name).map_err(stop)?;
         }
         if old > 0 {
             // Layers keep their bases, also those without a name. If another save runs, nothing is removed now.
-            self.store.collect().map_err(stop)?;
+            store.collect().map_err(stop)?;
         }
         Ok(())
     }
