@@ -208,12 +208,14 @@ fn connection_that_breaks_is_replaced_and_no_page_is_lost() -> Result<(), Failur
         let capabilities: &[&str] = if preempt { &["postcopy-preempt"] } else { &[] };
         let (mut target, address) = waiting(&builder, capabilities)?;
         let place = target.directory().join("way");
-        let way = Cut::new(&place, &address, 3 << 20, false).map_err(|error| error.to_string())?;
+        let way = Cut::new(&place, &address, 3 << 20, true).map_err(|error| error.to_string())?;
         let mut arguments = vec![way.address()];
         arguments.extend(preempt.then_some("--preempt"));
 
         let serving = serve(&image, &arguments)?;
         way.wait();
+        lazy::wait_for_postcopy(&mut target)?;
+        way.cut();
         way.allow(4 << 20);
         way.wait();
         way.allow(u64::MAX);
@@ -256,6 +258,7 @@ fn qemu_that_pauses_its_postcopy_is_served_on() -> Result<(), Failure> {
 
         let serving = serve(&image, &arguments)?;
         way.wait();
+        lazy::wait_for_postcopy(&mut target)?;
         assert_eq!(status(&mut target)?, "postcopy-active");
         target.execute("migrate-pause", Value::Null)?;
         let begin = Instant::now();
@@ -285,6 +288,7 @@ fn guest_that_runs_survives_the_death_of_its_server_and_is_served_by_another() -
 
     let mut first = serve(&image, &[way.address(), "--preempt"])?;
     way.wait();
+    lazy::wait_for_postcopy(&mut target)?;
     first.kill().and_then(|()| first.wait()).map_err(|error| error.to_string())?;
     way.allow(0);
     recover(&mut target, &address)?;

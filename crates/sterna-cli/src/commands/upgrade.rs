@@ -23,6 +23,8 @@ use crate::{summary, watch};
 
 /// A VM with large memory on huge pages, or with many disks, needs time to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
+/// A process listens at its socket immediately after it has created the socket's file.
+const LISTEN_LIMIT: Duration = Duration::from_secs(2);
 /// The source learns of a failure before the destination has finished its cleanup.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 const QUIT_LIMIT: Duration = Duration::from_secs(10);
@@ -242,7 +244,8 @@ impl NewProcess {
 
     fn wait_until_it_listens(&mut self, interrupts: &Interrupts) -> Result<(), Stop> {
         let until = Instant::now() + START_LIMIT;
-        while !self.socket.exists() {
+        let mut exists_since = None;
+        while !self.is_listening(&mut exists_since) {
             if let Some(child) = &mut self.child
                 && let Ok(Some(status)) = child.try_wait()
             {
@@ -264,6 +267,28 @@ impl NewProcess {
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
+    }
+
+    /// Whether the new process listens. The socket's file exists before that, and a connection is refused then.
+    ///
+    /// Makes no connection, because the new process would mistake it for the source's. The kernel's list does not have
+    /// a socket of another network namespace; after [`LISTEN_LIMIT`] the file is therefore enough.
+    fn is_listening(&self, exists_since: &mut Option<Instant>) -> bool {
+        const ACCEPTS: u32 = 1 << 16;
+        if !self.socket.exists() {
+            return false;
+        }
+        if exists_since.get_or_insert_with(Instant::now).elapsed() > LISTEN_LIMIT {
+            return true;
+        }
+        // Columns: number, references, protocol, flags, type, state, inode, path.
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+        sockets.lines().any(|line| {
+            let mut words = line.split_whitespace();
+            let flags = words.nth(3).and_then(|flags| u32::from_str_radix(flags, 16).ok());
+            flags.is_some_and(|flags| flags & ACCEPTS != 0)
+                && words.nth(3).map(Path::new) == Some(self.socket.as_path())
+        })
     }
 
     /// The process's standard error, as the end of an error message.
@@ -322,6 +347,26 @@ mod tests {
             assert!(stop.status == Status::Usage && stop.message.contains(word), "{}", stop.message);
         }
         assert!(check(&arguments(&["sterna", "run", "--qmp", "unix:/run/b.qmp"])).is_ok());
+    }
+
+    #[test]
+    fn process_whose_socket_exists_is_awaited_until_it_listens() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("guest");
+        let server = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        bind(&server, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let mut new = NewProcess { child: None, pid: 0, socket: path.clone(), log: directory.path().into() };
+        let listens = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            listen(&server, 1).unwrap();
+            server
+        });
+
+        new.wait_until_it_listens(&Interrupts::default()).unwrap_or_else(|stop| panic!("{}", stop.message));
+
+        std::os::unix::net::UnixStream::connect(&path).expect("no connection is refused");
+        drop(listens.join().unwrap());
     }
 
     #[test]

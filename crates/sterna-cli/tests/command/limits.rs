@@ -109,6 +109,21 @@ fn monitor_that_accepts_nobody_is_given_up_with_the_cause() {
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
 
+/// Waits until the process has a handler for SIGINT, which would end it before.
+fn wait_until_ctrl_c_is_caught(process: u32) {
+    const SIGINT_BIT: u64 = 1 << 1;
+    let began = Instant::now();
+    let caught = || {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap()
+    };
+    while caught() & SIGINT_BIT == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "it does not catch Ctrl-C");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn interrupt_ends_connecting_to_a_monitor_and_the_wait_for_its_greeting() {
     let directory = tempfile::tempdir().unwrap();
@@ -123,7 +138,9 @@ fn interrupt_ends_connecting_to_a_monitor_and_the_wait_for_its_greeting() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_millis(700));
+        wait_until_ctrl_c_is_caught(save.id());
+        // The process connects immediately afterwards.
+        std::thread::sleep(Duration::from_millis(500));
         let began = Instant::now();
 
         assert!(Command::new("kill").args(["-INT", &save.id().to_string()]).status().unwrap().success());

@@ -142,6 +142,19 @@ impl Dictionary for Boaster {
     }
 }
 
+/// Waits until the source's relay knows the 400 pages that the destination's relay announces while the source is
+/// silent. `before` is what the relays had carried before the flow sent its first 1000 bytes.
+fn announced(pair: &Pair, before: u64, source: &mut UnixStream, mut target: &UnixStream) {
+    const PREFIXES_BYTES: u64 = 400 * 8;
+    until("the announcement", || pair.proxy.carried.load(Ordering::SeqCst) >= before + PREFIXES_BYTES);
+    // An answer on the return path follows the announcement on the same carrier.
+    const PONG: [u8; 8] = [0, 2, 0, 4, 0, 0, 0, 1];
+    target.write_all(&PONG).unwrap();
+    let mut heard = [0; PONG.len()];
+    source.read_exact(&mut heard).unwrap();
+    assert_eq!(heard, PONG);
+}
+
 #[test]
 fn page_that_is_missing_is_asked_for_and_the_migration_continues() {
     let pair = Pair::start(|options, is_source| {
@@ -151,11 +164,11 @@ fn page_that_is_missing_is_asked_for_and_the_migration_continues() {
         }
     });
     let (mut source, target) = pair.flow();
-    // The announcement arrives while the source is silent.
     let bytes = guest(&pages(0, 400));
+    let before = pair.proxy.carried.load(Ordering::SeqCst);
     source.write_all(&bytes[..1000]).unwrap();
     (&target).read_exact(&mut [0; 1000]).unwrap();
-    std::thread::sleep(Duration::from_millis(100));
+    announced(&pair, before, &mut source, &target);
     let sender = send(source.try_clone().unwrap(), bytes[1000..].to_vec());
     assert!(read_all(&target) == bytes[1000..], "{}", pair.said());
     sender.join().unwrap();
@@ -182,10 +195,11 @@ fn pages_of_a_dictionary_are_not_sent_and_a_file_that_changed_harms_nothing() {
         if changes {
             std::fs::write(file.path(), vec![7; 401 * 4096]).unwrap();
         }
+        let before = pair.proxy.carried.load(Ordering::SeqCst);
         let (mut source, target) = pair.flow();
         source.write_all(&bytes[..1000]).unwrap();
         (&target).read_exact(&mut [0; 1000]).unwrap();
-        std::thread::sleep(Duration::from_millis(100));
+        announced(&pair, before, &mut source, &target);
         let sender = send(source.try_clone().unwrap(), bytes[1000..].to_vec());
         assert!(read_all(&target) == bytes[1000..], "{}", pair.said());
         sender.join().unwrap();

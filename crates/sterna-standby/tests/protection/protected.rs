@@ -86,6 +86,20 @@ fn guest_that_writes_is_handed_over_whole_with_its_last_checkpoint() {
     }
 }
 
+/// Sets an interval that no test reaches, and waits until no checkpoint is in progress.
+fn wait_for_no_checkpoint(primary: &Primary) {
+    let before = primary.statistics().taken;
+    primary.set_checkpoint_delay(Duration::from_secs(600)).expect("long enough");
+    // The new interval requests one checkpoint; another one may be in progress.
+    wait_for("the requested checkpoint", || primary.statistics().taken > before);
+    wait_for("the end of checkpoints", || {
+        let before = primary.statistics();
+        std::thread::sleep(Duration::from_millis(500));
+        let after = primary.statistics();
+        before.taken == after.taken && after.held == after.taken
+    });
+}
+
 #[test]
 fn primary_that_loses_the_claim_stands_and_the_standbys_guest_is_whole() {
     for (lanes, delta) in [(0, false), (2, false), (0, true), (2, true)] {
@@ -97,12 +111,7 @@ fn primary_that_loses_the_claim_stands_and_the_standbys_guest_is_whole() {
         // The interval afterwards is long, so the output in it never belongs to a held checkpoint.
         let pair = protect(writer(), &Way { lanes, delta, ..PLAIN }, terms, gate.clone());
         pair.wait_for_held(20);
-        pair.primary.set_checkpoint_delay(Duration::from_secs(600)).expect("long enough");
-        wait_for("the end of checkpoints", || {
-            let before = pair.primary.statistics().taken;
-            std::thread::sleep(Duration::from_millis(100));
-            pair.primary.statistics().taken == before && pair.primary.statistics().held == before
-        });
+        wait_for_no_checkpoint(&pair.primary);
         gate.put(b"never held");
         *pair.arbiter.0.lock() = Some("standby");
 
@@ -270,15 +279,7 @@ fn output_brings_checkpoints_forward_and_silence_none() {
     let pair = protect(writer(), &PLAIN, TERMS, gate.clone());
     pair.wait_for_held(1);
     pair.primary.set_checkpoint_mode(CheckpointMode::Output(Duration::from_millis(2)));
-    pair.primary.set_checkpoint_delay(Duration::from_secs(600)).expect("long enough");
-    // The new interval requests one checkpoint; another one may be in progress.
-    let quiet = || {
-        let before = pair.primary.statistics();
-        std::thread::sleep(Duration::from_millis(200));
-        let after = pair.primary.statistics();
-        (before.taken == after.taken && after.held == after.taken).then_some(after.taken)
-    };
-    wait_for("the end of checkpoints", || quiet().is_some());
+    wait_for_no_checkpoint(&pair.primary);
     let before = pair.primary.statistics().taken;
 
     for word in 1..=3 {
@@ -288,7 +289,8 @@ fn output_brings_checkpoints_forward_and_silence_none() {
 
     let statistics = pair.primary.statistics();
     assert_eq!(statistics.taken - before, 3, "one for each: {statistics:?}");
-    assert_eq!(quiet(), Some(statistics.taken), "nothing was said any more");
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(pair.primary.statistics().taken, statistics.taken, "nothing was said any more");
 }
 
 #[test]

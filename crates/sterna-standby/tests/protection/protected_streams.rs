@@ -16,7 +16,7 @@ use sterna_standby::machines::{primary, standby};
 use sterna_standby::{NoOutput, PacketGate, ProtectError, Terms};
 
 use crate::common::{assert_lives_on, pair};
-use crate::protected::{PATIENCE, PLAIN, Pair, TERMS, Way, join, protect, wait_for, writer};
+use crate::protected::{PATIENCE, PLAIN, Pair, TERMS, Way, join, protect, short_lease, wait_for, writer};
 use crate::support::bank::Bank;
 
 const BLOCK: usize = 4096;
@@ -342,7 +342,7 @@ fn disk_of_the_survivor_is_of_the_moment_of_its_devices_wherever_the_connection_
 #[test]
 fn checkpoint_whose_disk_is_none_is_not_held_and_the_one_before_is_taken_over() {
     for lanes in [0, 2] {
-        let terms = Terms { lease: Duration::from_millis(600), ..TERMS };
+        let terms = Terms { lease: short_lease(), ..TERMS };
         let (pair, [here, there]) = protect_disk(&Way { lanes, ..PLAIN }, terms).expect("protected");
         pair.wait_for_held(10);
         *pair.arbiter.0.lock() = Some("standby");
@@ -358,7 +358,7 @@ fn checkpoint_whose_disk_is_none_is_not_held_and_the_one_before_is_taken_over() 
 #[test]
 fn device_that_cannot_be_saved_for_a_checkpoint_leaves_a_whole_guest_on_one_side() {
     for (owner, lanes) in [("primary", 0), ("standby", 0), ("primary", 2)] {
-        let terms = Terms { lease: Duration::from_millis(600), ..TERMS };
+        let terms = Terms { lease: short_lease(), ..TERMS };
         let (pair, [here, there]) = protect_disk(&Way { lanes, ..PLAIN }, terms).expect("protected");
         pair.wait_for_held(10);
         *pair.arbiter.0.lock() = Some(owner);
@@ -382,7 +382,7 @@ fn device_that_cannot_be_saved_for_a_checkpoint_leaves_a_whole_guest_on_one_side
 
 #[test]
 fn device_that_cannot_be_loaded_claims_nothing_and_is_taken_over_when_it_can() {
-    let terms = Terms { lease: Duration::from_millis(600), ..TERMS };
+    let terms = Terms { lease: short_lease(), ..TERMS };
     let (pair, [_, there]) = protect_disk(&PLAIN, terms).expect("protected");
     pair.wait_for_held(10);
     there.0.lock().is_broken = true;

@@ -59,6 +59,8 @@ table! {
         openat SYS_openat, READ_ONLY, [], Any;
         prctl SYS_prctl, is(0, 15, "PR_SET_NAME"), [], Any;
         read SYS_read, Any, [], Any;
+        // The kernel continues a wait with a time limit by this call, after SIGSTOP, a debugger or the host's suspend.
+        restart_syscall SYS_restart_syscall, Any, [], Any;
         rseq SYS_rseq, Any, [], Any;
         rt_sigprocmask SYS_rt_sigprocmask, Any, [], Any;
         sched_getaffinity SYS_sched_getaffinity, Any, [], Any;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use crate::plain::{Plain, byte_of};
+use crate::support::eventually;
 use sterna::ram::{
     Backing, DirtyBitmaps, DirtyError, DirtySource, GuestRam, PAGE_SIZE, PageBitmap, RamBlock, SyncReport,
 };
@@ -138,6 +139,17 @@ fn moved(
     channels: Option<u8>,
     capabilities: Capabilities,
 ) -> (Migration, Arc<Plain>) {
+    moved_while(source, file, channels, capabilities, |_| ())
+}
+
+/// The same, and calls `meanwhile` after the start.
+fn moved_while(
+    source: &Arc<Asked>,
+    file: Option<&Path>,
+    channels: Option<u8>,
+    capabilities: Capabilities,
+    meanwhile: impl FnOnce(&Migration),
+) -> (Migration, Arc<Plain>) {
     let params = Parameters {
         multifd_channels: channels.unwrap_or(1),
         max_bandwidth_bytes: SLOW,
@@ -149,11 +161,13 @@ fn moved(
     let (migration, arrival) = if let Some(path) = file {
         let at = Address::File { path: path.to_owned(), offset: 0 };
         let migration = begin(source, &at, &params, capabilities);
+        meanwhile(&migration);
         assert!(matches!(migration.wait(), Outcome::Completed), "{:?}", migration.outcome());
         (migration, listen(&target, &at, &params, capabilities).wait())
     } else {
         let incoming = listen(&target, &"tcp:127.0.0.1:0".parse().unwrap(), &params, capabilities);
         let migration = begin(source, &incoming.address(), &params, capabilities);
+        meanwhile(&migration);
         assert!(matches!(migration.wait(), Outcome::Completed), "{:?}", migration.outcome());
         (migration, incoming.wait())
     };
@@ -209,16 +223,13 @@ fn free_pages_are_not_sent_and_read_as_zero_but_for_one_that_is_written_later() 
 
 #[test]
 fn pages_that_are_sent_already_stay() {
-    // The guest names all pages while lanes are sending.
-    let source = Asked::new(|_, free| {
-        let free = free.clone();
-        std::thread::spawn(move || {
-            // Longer than the second for which lanes wait.
-            std::thread::sleep(Duration::from_millis(1200));
-            free.hint(0, 0, PAGES)
-        });
-    });
-    let (migration, target) = moved(&source, None, Some(2), Capabilities::default());
+    let source = Asked::new(|_, _| ());
+    // The guest names all pages while lanes are sending. Lanes wait a second for its answer.
+    let names_all = |migration: &Migration| {
+        eventually("a page", || migration.statistics().normal_pages > 0);
+        source.hint(0, PAGES);
+    };
+    let (migration, target) = moved_while(&source, None, Some(2), Capabilities::default(), names_all);
 
     let left_out = (0..PAGES).filter(|page| byte_of(&target.ram, *page) == 0).count() as u64;
     assert_eq!(migration.statistics().free_pages, left_out);

@@ -86,7 +86,8 @@ fn many_tls_channels_over_a_slow_line_connect_side_by_side() {
 
     eventually("pages", || migration.statistics().rounds_begun > 0 || migration.status() == Status::Failed);
 
-    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    // In sequence, the handshakes would take longer than this.
+    assert!(began.elapsed() < Duration::from_secs(u64::from(CHANNELS)), "{:?}", began.elapsed());
     assert_arrived(&migration.wait(), &incoming.wait(), &target);
 }
 

@@ -175,6 +175,8 @@ pub enum Fault {
     Alone,
     /// All connections are cut once.
     Cut,
+    /// The process is stopped and continued, as by a debugger or by the host's suspend.
+    Stopped,
 }
 
 /// The dirty source of the engine.
@@ -269,6 +271,7 @@ fn cases() -> Vec<Case> {
         Case { fault: Fault::NoListener, ..plain(Scene::new("no-listener", Place::Tcp)) },
         Case { fault: Fault::Cut, ..plain(slow("cut")) },
         Case { fault: Fault::Cut, ..plain(slow("cut-reconnect").reconnect()) },
+        Case { fault: Fault::Stopped, ..plain(slow("stopped")) },
         Case { configures: true, ..plain(Scene::new("configured", Place::Tcp).multifd()) },
         Case { by_device: true, ..plain(Scene::new("postcopy-by-device", Place::Tcp).postcopy()) },
         Case { log: Log::Userfaultfd, ..plain(Scene::new("userfaultfd", Place::Tcp)) },
@@ -370,7 +373,9 @@ fn perform(case: &Case, stage: &Stage, outside: &Outside, locked: &Locked) -> bo
             migration.start_postcopy().unwrap();
         }
         match case.fault {
-            Fault::Cancel | Fault::DestinationEnds | Fault::Cut => until_status(&migration, Status::Active),
+            Fault::Cancel | Fault::DestinationEnds | Fault::Cut | Fault::Stopped => {
+                until_status(&migration, Status::Active);
+            }
             _ => {}
         }
         match case.fault {
@@ -386,6 +391,7 @@ fn perform(case: &Case, stage: &Stage, outside: &Outside, locked: &Locked) -> bo
                 let unlimited = |params: &mut sterna::Parameters| params.max_bandwidth_bytes = 0;
                 let _ = migration.set_live(unlimited);
             }
+            Fault::Stopped => outside.run(stop_and_continue),
             _ => {}
         }
         let outcome = migration.wait();
@@ -400,7 +406,8 @@ fn perform(case: &Case, stage: &Stage, outside: &Outside, locked: &Locked) -> bo
     };
     writes.store(false, Ordering::Release);
     let _ = writer.join();
-    let arrives = case.fault == Fault::None || scene.params.reconnect_window > Duration::ZERO;
+    let arrives =
+        matches!(case.fault, Fault::None | Fault::Stopped) || scene.params.reconnect_window > Duration::ZERO;
     let name = scene.name;
     assert_eq!(matches!(outcome, Outcome::Completed), arrives, "{name}: {outcome:?}; {arrival:?}");
     if arrives {
@@ -408,6 +415,12 @@ fn perform(case: &Case, stage: &Stage, outside: &Outside, locked: &Locked) -> bo
         assert!(source.is_equal_to(&target), "{name}: memory differs");
     }
     true
+}
+
+/// Stops this process and continues it. Waits that have a time limit then continue with `restart_syscall`.
+fn stop_and_continue() {
+    let script = "kill -STOP $PPID; sleep 0.1; kill -CONT $PPID";
+    assert!(std::process::Command::new("sh").args(["-c", script]).status().unwrap().success());
 }
 
 /// An address at which no destination listens.
@@ -480,9 +493,10 @@ fn is_rare(call: &Syscall) -> bool {
         Argument::Is { name, .. } => name == "KVM_RESET_DIRTY_RINGS",
         // Versions of the C library differ in the call of `stat(2)`.
         _ if ["fstat", "newfstatat"].contains(&call.name) => true,
-        // Threads wait for a lock, or the allocator changes the heap or counts processors.
+        // Threads wait for a lock, the process is stopped during a wait, or the allocator changes the heap or counts processors.
         _ => {
-            let rare = ["brk", "clock_nanosleep", "mremap", "openat", "read", "sched_yield"];
+            let rare =
+                ["brk", "clock_nanosleep", "mremap", "openat", "read", "restart_syscall", "sched_yield"];
             call.feature == Feature::Runtime && rare.contains(&call.name)
         }
     }

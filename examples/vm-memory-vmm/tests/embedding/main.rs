@@ -12,7 +12,7 @@ mod vmm;
 use std::path::Path;
 
 use maps::Maps;
-use vmm::{Vmm, kvm_or_skip};
+use vmm::{Vmm, is_listening, kvm_or_skip};
 
 #[test]
 fn live_migration_takes_the_guest_along_and_leaves_guest_memory_where_it_is() {
@@ -180,8 +180,9 @@ fn machine_that_is_made_from_the_source_has_its_plugged_memory() {
         let (path, address) = (path.to_owned(), address.clone());
         std::thread::spawn(move || Vmm::start(&path, "destination", &["--from-source", &address]))
     };
+    // The file exists before the socket listens.
     let socket = path.join("migration");
-    while !socket.exists() {
+    while !is_listening(&socket) {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     source.ask("migrate", &address);

@@ -59,6 +59,13 @@ impl Cut {
         }
     }
 
+    /// Closes the open connections. Bytes that a stalled connection withholds are lost.
+    pub fn cut(&self) {
+        for stream in self.shared.open.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
     /// Stops the open connections without closing them, so that neither side notices. New connections carry
     /// everything.
     pub fn abandon(&self) {

@@ -155,7 +155,8 @@ fn signal(process: u32, signal: Signal) -> Result<(), Failure> {
     kill_process(id, signal).map_err(|error| error.to_string())
 }
 
-fn wait_for_postcopy(target: &mut Qemu) -> Result<(), Failure> {
+/// Waits until the connection can be lost: the guest runs here or is paused here, and its pages follow.
+pub(super) fn wait_for_postcopy(target: &mut Qemu) -> Result<(), Failure> {
     let begin = Instant::now();
     while target.execute("query-migrate", Value::Null)?["status"] != "postcopy-active" {
         assert!(begin.elapsed() < NOTICED, "postcopy does not begin");

@@ -18,6 +18,11 @@ use super::link::Link;
 use crate::common::*;
 pub use crate::support::{PATIENCE, wait_for};
 
+/// A lease whose end a test waits for. It is longer on a busy host, where it would otherwise end too early.
+pub fn short_lease() -> Duration {
+    sterna_testing::stretched(Duration::from_secs(1))
+}
+
 /// A lease that does not end on a busy host.
 pub const TERMS: Terms = Terms {
     heartbeat: Duration::from_millis(20),

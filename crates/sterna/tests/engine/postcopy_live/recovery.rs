@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::net::{AddressFamily, SocketType};
 use sterna::{
     Address, Capabilities, Compression, Decision, Incoming, Migration, Parameters, RecoverError, ResumeError,
     SettingsError, Status, TargetVm, Tls, TlsCredentials, TlsEndpoint, Vm,
@@ -362,10 +363,11 @@ fn wrong_time_and_wrong_address_are_refused_and_change_nothing() {
     split.paused();
     let file = split.migration.resume(&"file:/nowhere".parse().unwrap()).unwrap_err();
     assert!(matches!(file, ResumeError::Settings(_)), "{file}");
-    // No destination listens there.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = format!("tcp:127.0.0.1:{}", nobody.local_addr().unwrap().port()).parse().unwrap();
-    drop(nobody);
+    // No destination listens there. The socket keeps the port, which another test could use otherwise.
+    let nobody = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&nobody, &std::net::SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let taken = std::net::SocketAddr::try_from(rustix::net::getsockname(&nobody).unwrap()).unwrap();
+    let address = format!("tcp:{taken}").parse().unwrap();
     split.migration.resume(&address).unwrap();
     eventually("the attempt", || split.told(0).contains(&Status::PostcopyRecover));
     until_status(&split.migration, Status::PostcopyPaused);
