@@ -78,7 +78,7 @@ pub use page::{PAGE_BYTES, PAGE_SHIFT, PAGE_SIZE};
 pub use pinned::PinnedRam;
 pub use poison::PoisonedPage;
 pub use slice::RamSlice;
-pub use sys::is_failed_memory;
+pub use sys::{is_failed_memory, processors};
 pub use zeroing::Emptied;
 
 /// Compiles the example of the README as a doctest.

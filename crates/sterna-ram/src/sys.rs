@@ -102,6 +102,18 @@ pub(crate) fn is_full(file: &File) -> io::Result<bool> {
     Ok(status.f_blocks > 0 && status.f_bavail == 0)
 }
 
+/// Number of processors on which the calling thread may run; 1 if the kernel does not report it.
+///
+/// `std::thread::available_parallelism` also opens files of the control group, which the sandbox of a VMM may not permit.
+pub fn processors() -> usize {
+    // SAFETY: the set is plain data, for which zeros are valid.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is live, and its length is passed.
+    let result = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) };
+    // SAFETY: the set is initialised.
+    if result == 0 { unsafe { libc::CPU_COUNT(&set) as usize }.max(1) } else { 1 }
+}
+
 /// Whether the error means that memory of a system call has failed (EFAULT, EHWPOISON).
 pub fn is_failed_memory(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EHWPOISON))

@@ -100,8 +100,8 @@ pub fn copied_in_parts(
     pages: u64,
     part: impl Fn(Range<u64>) -> Result<(), MigrationError> + Sync,
 ) -> Result<(), MigrationError> {
-    let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-    let threads = (pages / COPIED_BY_A_THREAD).clamp(1, MOST_COPYING.min(processors));
+    let wanted = (pages / COPIED_BY_A_THREAD).clamp(1, MOST_COPYING);
+    let threads = if wanted == 1 { 1 } else { wanted.min(sterna_ram::processors() as u64) };
     let share = pages.div_ceil(threads).max(1);
     let part = &|thread: u64| part(thread * share..(thread + 1) * share);
     std::thread::scope(|scope| {

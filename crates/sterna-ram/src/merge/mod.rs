@@ -8,9 +8,7 @@ mod share;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use std::num::NonZero;
 use std::sync::OnceLock;
-use std::thread;
 
 pub(crate) use share::share;
 
@@ -114,14 +112,11 @@ fn count(bits: &[u64]) -> u64 {
 
 /// Returns the number of threads for a merge of this many words.
 pub(crate) fn threads_for(words: usize) -> usize {
-    // Cached, because `available_parallelism` reads files.
-    static CORES: OnceLock<usize> = OnceLock::new();
     let wanted = words / WORDS_PER_THREAD;
     if wanted <= 1 {
         return 1;
     }
-    let cores = *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get));
-    wanted.min(cores).min(MOST_THREADS)
+    wanted.min(crate::sys::processors()).min(MOST_THREADS)
 }
 
 /// The instructions for a merge.
