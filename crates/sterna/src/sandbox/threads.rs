@@ -6,11 +6,23 @@ use super::types::Thread;
 
 /// Returns the roles of the threads that a thread starts itself.
 ///
-/// They inherit its seccomp filters. Threads of protected guests, live saves and served images are not listed.
+/// They inherit its seccomp filters. Threads of a process that serves images to others are not listed.
 pub fn started_by(thread: Thread) -> &'static [Role] {
     match thread {
-        Thread::SourceCaller => &[Role::Migration],
-        Thread::DestinationCaller => &[Role::Incoming, Role::Listener, Role::Configure],
+        Thread::SourceCaller => &[
+            Role::Migration,
+            Role::LiveSave,
+            Role::Protection,
+            Role::ProtectionAnswers,
+            Role::ProtectionEnd,
+            Role::SeedingEnd,
+            Role::Watchdog,
+            Role::ByteGate,
+            Role::PacketGate,
+        ],
+        Thread::DestinationCaller => {
+            &[Role::Incoming, Role::Listener, Role::Configure, Role::ServeFaults, Role::Reader, Role::Fill]
+        }
         Thread::Engine(Role::Migration) => &[
             Role::Lane,
             Role::ReturnPath,
@@ -22,9 +34,16 @@ pub fn started_by(thread: Thread) -> &'static [Role] {
             Role::Connect,
             Role::Resolve,
             Role::MergeDirty,
+            Role::CopyPages,
+            Role::HeldWrites,
+            Role::CheckpointCopier,
         ],
+        Thread::Engine(Role::LiveSave) => &[Role::HeldWrites, Role::Connect, Role::Resolve],
         Thread::Engine(Role::Connect) => &[Role::Resolve],
         Thread::Engine(Role::Listener) => &[Role::Greeter],
+        Thread::Engine(Role::Greeter) => &[Role::Standby, Role::Heartbeats, Role::StandbyDisk],
+        Thread::Engine(Role::Protection) => &[Role::ProtectionStep],
+        Thread::Engine(Role::Standby) => &[Role::ProtectionStep],
         Thread::Engine(Role::Configure) => &[Role::Incoming],
         Thread::Engine(Role::Incoming) => &[
             Role::LoadDevice,

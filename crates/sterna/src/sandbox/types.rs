@@ -38,10 +38,10 @@ pub enum Feature {
     Rdma,
     /// [`Capabilities::postcopy_ram`](crate::Capabilities::postcopy_ram).
     Postcopy,
-    /// Postcopy's destination without CAP_SYS_PTRACE, by `/dev/userfaultfd`.
+    /// A process without CAP_SYS_PTRACE uses `/dev/userfaultfd`: for postcopy's destination and for held writes.
     ///
     /// With [`keep_userfaultfd`](crate::ram::keep_userfaultfd) the file is not opened again.
-    PostcopyByDevice,
+    UserfaultfdByDevice,
     /// [`MigrationMode::CprTransfer`](crate::MigrationMode::CprTransfer).
     SameHost,
     /// [`KvmDirtyLog`](crate::ram::dirty::KvmDirtyLog) is the dirty source.
@@ -50,6 +50,14 @@ pub enum Feature {
     KvmDirtyRing,
     /// [`UffdDirtyLog`](crate::ram::dirty::UffdDirtyLog) is the dirty source.
     UffdDirtyLog,
+    /// [`LiveSave`](crate::LiveSave), also with a [`ChangeLog`](crate::ChangeLog), besides the lines of its target.
+    LiveSave,
+    /// A guest that a standby protects (`sterna-standby`), besides the lines of its connections: the primary and the standby.
+    Standby,
+    /// A primary copies pages of a checkpoint after the guest resumes (`CheckpointCopy::CopyOnWrite` and `Auto`).
+    StandbyCopyOnWrite,
+    /// The VMM's own guest runs while a `sterna-pager` fills its memory out of an image (`Pager::serve_own`).
+    LazyRestore,
     /// The hook of the threads installs a seccomp filter by itself.
     FilterPerThread,
 }
@@ -70,11 +78,15 @@ impl Feature {
         Self::DirectIo,
         Self::Rdma,
         Self::Postcopy,
-        Self::PostcopyByDevice,
+        Self::UserfaultfdByDevice,
         Self::SameHost,
         Self::KvmDirtyLog,
         Self::KvmDirtyRing,
         Self::UffdDirtyLog,
+        Self::LiveSave,
+        Self::Standby,
+        Self::StandbyCopyOnWrite,
+        Self::LazyRestore,
         Self::FilterPerThread,
     ];
 }

@@ -38,6 +38,6 @@ fn huge_pages_make_exactly_the_calls_of_the_table() {
         );
     }
     if is_child() {
-        check(cases(), |call| call.feature == Feature::HugePages);
+        check(&cases(), |call| call.feature == Feature::HugePages);
     }
 }

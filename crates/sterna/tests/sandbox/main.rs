@@ -10,8 +10,12 @@ mod common;
 mod support;
 
 mod calls;
+mod checked;
 mod child;
+mod dirty;
 mod huge;
+mod live;
+mod locked;
 mod page;
 mod paths;
 mod rdma;

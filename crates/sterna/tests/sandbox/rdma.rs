@@ -26,7 +26,7 @@ fn cases() -> Vec<Case> {
 #[test]
 fn rdma_makes_exactly_the_calls_of_the_table() {
     run("rdma_makes_exactly_the_calls_of_the_table", || {
-        check(cases(), |call| call.feature == Feature::Rdma);
+        check(&cases(), |call| call.feature == Feature::Rdma);
     });
 }
 
@@ -35,7 +35,7 @@ fn rdma_makes_exactly_the_calls_of_the_table() {
 fn source_without_a_destination_in_its_process_makes_only_calls_of_the_table() {
     run("source_without_a_destination_in_its_process_makes_only_calls_of_the_table", || {
         let scene = Scene::new("rdma-alone", Place::Rdma);
-        check(vec![Case { fault: Fault::Alone, ..Case::plain(scene) }], |_| false);
+        check(&[Case { fault: Fault::Alone, ..Case::plain(scene) }], |_| false);
     });
 }
 

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 use std::time::Duration;
 
@@ -52,6 +53,9 @@ pub fn recorded<T: Send>(act: impl FnOnce() -> T + Send) -> (T, Vec<Record>) {
     watch_refusals();
     LISTENER.store(-1, Ordering::Release);
     IS_OVER.store(false, Ordering::Release);
+    let rest = Arc::new(AtomicI32::new(-1));
+    let late = Arc::clone(&rest);
+    std::thread::spawn(move || continue_late(&late));
     std::thread::scope(|scope| {
         let supervisor = scope.spawn(supervise);
         let result = scope
@@ -62,6 +66,7 @@ pub fn recorded<T: Send>(act: impl FnOnce() -> T + Send) -> (T, Vec<Record>) {
             .join();
         IS_OVER.store(true, Ordering::Release);
         let records = supervisor.join().unwrap();
+        rest.store(LISTENER.load(Ordering::Acquire), Ordering::Release);
         match result {
             Ok(result) => (result, records),
             Err(panic) => std::panic::resume_unwind(panic),
@@ -118,6 +123,33 @@ fn supervise() -> Vec<Record> {
             answer.id = notice.id;
             answer.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
             libc::ioctl(listener, NOTIF_SEND, &raw mut answer);
+        }
+    }
+}
+
+/// Lets calls of threads continue that outlive the recording. Otherwise they would wait, and may hold a lock of the C library.
+fn continue_late(rest: &AtomicI32) {
+    let listener = loop {
+        match rest.load(Ordering::Acquire) {
+            -1 => std::thread::sleep(Duration::from_millis(1)),
+            fd => break fd,
+        }
+    };
+    let mut poll = libc::pollfd { fd: listener, events: libc::POLLIN, revents: 0 };
+    // No thread has the filter any more if the other end is closed.
+    while poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0 {
+        // SAFETY: the structures are plain data, for which zeros are valid, and live during the calls.
+        unsafe {
+            if libc::poll(&raw mut poll, 1, 1000) <= 0 || poll.revents & libc::POLLIN == 0 {
+                continue;
+            }
+            let mut notice: libc::seccomp_notif = std::mem::zeroed();
+            if libc::ioctl(listener, NOTIF_RECV, &raw mut notice) == 0 {
+                let mut answer: libc::seccomp_notif_resp = std::mem::zeroed();
+                answer.id = notice.id;
+                answer.flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
+                libc::ioctl(listener, NOTIF_SEND, &raw mut answer);
+            }
         }
     }
 }

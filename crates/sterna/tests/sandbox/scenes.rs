@@ -79,6 +79,11 @@ impl Scene {
         self
     }
 
+    pub fn direct(mut self) -> Self {
+        self.params.direct_io = Direct::Wanted;
+        self
+    }
+
     pub fn streams(mut self) -> Self {
         self.has_streams = true;
         self

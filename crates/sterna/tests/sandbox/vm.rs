@@ -62,6 +62,10 @@ impl LockedVm {
         *running
     }
 
+    pub fn is_running(&self) -> bool {
+        *self.running.lock().unwrap()
+    }
+
     /// Whether the memory of `arrived` is what was written here. This side may have given its own memory away.
     pub fn is_equal_to(&self, arrived: &Self) -> bool {
         (0..PAGES).all(|page| {
@@ -93,7 +97,10 @@ impl SourceVm for LockedVm {
         &*self.dirty
     }
     fn run_state(&self) -> RunState {
-        RunState::Running
+        if self.is_running() { RunState::Running } else { RunState::Paused }
+    }
+    fn may_hold_writes(&self) -> bool {
+        true
     }
     fn configuration(&self) -> Option<Vec<u8>> {
         Some(b"locked".to_vec())
@@ -113,6 +120,7 @@ impl TargetVm for LockedVm {
         if self.refuses_start.load(Ordering::Acquire) {
             return Err(VmError::new("start", "told to fail"));
         }
+        *self.running.lock().unwrap() = true;
         Ok(())
     }
     fn take_over_paused(&self) -> Result<(), VmError> {
