@@ -53,13 +53,12 @@ impl PagerOptions {
 
 impl Default for PagerOptions {
     fn default() -> Self {
-        let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         Self {
             cache_limit_bytes: 64 << 20,
             fill: FillRate::default(),
             working_set: None,
             record: false,
-            fault_threads: processors.clamp(2, 8),
+            fault_threads: sterna_ram::processors().clamp(2, 8),
             reader_threads: 8,
         }
     }

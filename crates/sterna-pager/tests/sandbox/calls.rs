@@ -226,10 +226,8 @@ fn begin(case: &Case, source: Arc<dyn PageSource>, locked: &Locked) -> Restore {
         let options = PagerOptions {
             fill: case.fill,
             record: true,
-            fault_threads: 2,
-            reader_threads: 2,
             cache_limit_bytes: PagerOptions::LEAST_CACHE_BYTES,
-            working_set: None,
+            ..PagerOptions::default()
         };
         hooked(Some(&hook), || Pager::serve_own(source, guest, options)).unwrap()
     });
