@@ -237,6 +237,13 @@ fn guest_that_cannot_be_brought_back_for_a_panic_is_held_until_a_retry() {
         sterna::refuse_threads(None);
         assert!(matches!(refused, sterna::RetryError::System(_)), "{refused}");
         assert!(matches!(migration.outcome(), Some(Outcome::Failed { held: true, .. })));
+        // The thread begins and dies before its first step, as by a panic of `Parameters::on_thread_start`.
+        sterna::refuse_threads(Some("migration, begun"));
+        let refused = migration.retry().expect_err("its thread died");
+        sterna::refuse_threads(None);
+        assert!(matches!(refused, sterna::RetryError::System(_)), "{refused}");
+        assert_eq!(bench.source.ram().custody(), Custody::Held);
+        assert!(matches!(migration.outcome(), Some(Outcome::Failed { held: true, .. })));
         migration.retry().expect("held");
         eventually("the end of the retry", || migration.outcome().is_some());
         assert!(matches!(migration.wait(), Outcome::Failed { held: false, .. }));

@@ -3,7 +3,7 @@
 mod precopy;
 mod undoing;
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use sterna_proto::source::{
@@ -46,15 +46,29 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
         shared.wait();
     }
     let mut control = Control::new(Arc::clone(shared));
-    let (go, gone) = std::sync::mpsc::channel();
+    let (go, gone) = mpsc::channel();
+    let (begun, has_begun) = mpsc::channel();
+    let at_begin = begun.clone();
     // This comes before the machine gets the event: a thread must exist that performs the machine's actions.
     let performs = move || {
+        let _ = at_begin.send(Ok(()));
         if gone.recv().is_ok() {
             control.perform_all();
         }
     };
-    threads::spawn(ThreadRole::Migration, performs, died(shared))
-        .map_err(|error| RetryError::System(error.into()))?;
+    let died = died(shared);
+    let died = move |error: MigrationError| {
+        // The receiver exists until the thread has begun. Before that nothing has changed, and the guest stays held.
+        if begun.send(Err(error.clone())).is_err() {
+            died(error);
+        }
+    };
+    let system = |error: MigrationError| RetryError::System(error.into());
+    threads::spawn(ThreadRole::Migration, performs, died).map_err(system)?;
+    // The VMM's hook for new threads runs first, and may panic.
+    let first = has_begun.recv().unwrap_or(Ok(()));
+    drop(has_begun);
+    first.map_err(system)?;
     let Some(before) = shared.begin_again() else { return Err(Refusal::NotHeld { state: state() }.into()) };
     if let Err(refusal) = shared.feed(Fed::OperatorRetry) {
         shared.end(before);
