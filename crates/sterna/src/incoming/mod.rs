@@ -354,11 +354,15 @@ impl Incoming {
     /// `limits.ask_interval` ([`WaitLimits`](crate::WaitLimits)). With the default limits, 60 s are enough. After the
     /// release a source that asks stays undecided until its operator decides.
     ///
+    /// After a restore from a file the call waits for no questions.
+    ///
     /// On return the port can be bound again, no thread of the migration runs, and the engine holds no clone of the
     /// guest's memory. Call it on the last handle: if another clone of this handle exists, the call releases nothing.
     /// A callback must not call it.
     pub fn settle(self, quiet: Duration) -> Arrival {
         let arrival = self.wait();
+        // A file has no source that could ask.
+        let quiet = if self.guard.shared.file.is_some() { Duration::ZERO } else { quiet };
         let ended = Instant::now();
         loop {
             let asked = *self.guard.shared.asked.lock();

@@ -19,6 +19,7 @@ mod event_loop;
 mod external_memory;
 mod first_vmm;
 mod free_page_hints;
+mod guide;
 mod handed;
 mod handover;
 mod last_sync;
