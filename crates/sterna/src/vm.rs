@@ -162,7 +162,8 @@ pub trait TargetVm: Vm {
         let _ = block;
         false
     }
-    /// Checks everything that can prevent the guest from starting, before any of its devices runs here. No device or
+    /// Checks everything that can prevent the guest from starting, before any of its devices runs here. Called after
+    /// the commit, immediately before the devices with a stream and the guest are started. No device or
     /// vCPU may run yet, and guest memory must not be written. After an error the source has its guest again.
     ///
     /// If the guest moves within this host and has a device with a stream, the source can get it back only until now.
@@ -170,8 +171,10 @@ pub trait TargetVm: Vm {
     fn prepare_start(&self) -> Result<(), VmError> {
         Ok(())
     }
-    /// Starts the guest from the loaded state. An error or a panic means that the guest did not run. The source may
-    /// then run it, so no vCPU may have started, and guest memory must be unchanged.
+    /// Starts the guest from the loaded state. Called after the commit.
+    ///
+    /// An error or a panic means that the guest did not run. The engine then gives it back to the source, which
+    /// resumes it. No vCPU may therefore run after an error, and guest memory must be unchanged.
     fn start(&self) -> Result<(), VmError>;
     /// Accepts the loaded state without starting the guest, because the guest was paused at the source. Called in place
     /// of [`TargetVm::start`]; no vCPU may run. The default does nothing, which is correct if [`Device::load`] has done
@@ -185,7 +188,7 @@ pub trait TargetVm: Vm {
         Vec::new()
     }
     /// Discards what the devices have loaded, so that the VM is as before [`crate::Incoming::listen`] and another
-    /// migration may arrive. The engine discards RAM itself.
+    /// migration may arrive. The engine discards RAM itself, after this call: do not write RAM here.
     ///
     /// Also called if the connection was lost after devices had arrived, and the source reconnects. The devices are
     /// then loaded again, and RAM stays.

@@ -252,8 +252,13 @@ impl Migration {
 
     /// Ends an undecided migration by the operator's decision which side runs the guest.
     ///
+    /// The engine cannot check the decision: a wrong [`Decision::SourceRuns`] lets two guests run. After
+    /// [`Decision::SourceRuns`] the hooks are taken back, and the guest resumes if it ran. In a paused postcopy
+    /// ([`Status::PostcopyPaused`], [`Status::PostcopyRecover`]) only [`Decision::DestinationRuns`] is possible. It
+    /// ends the migration as completed and releases the guest's memory here.
+    ///
     /// # Errors
-    /// [`Refusal`] unless the status is [`Status::Undecided`].
+    /// [`Refusal`] in any other status, and for [`Decision::SourceRuns`] in postcopy.
     pub fn decide(&self, decision: Decision) -> Result<(), Refusal> {
         self.shared.feed(Fed::OperatorDecides(decision))?;
         if let Some(asking) = &*self.shared.handover.asking.lock() {
@@ -269,8 +274,8 @@ impl Migration {
     ///
     /// # Errors
     /// * [`RetryError::Refused`]: the outcome does not report a held guest.
-    /// * [`RetryError::System`]: no thread could be started. The guest is still held, and the call may be
-    ///   repeated.
+    /// * [`RetryError::System`]: no thread could be started, or
+    ///   [`Parameters::on_thread_start`] panicked on it. The guest is still held, and the call may be repeated.
     pub fn retry(&self) -> Result<(), RetryError> {
         let hook = self.shared.params.lock().on_thread_start.clone();
         hooked(hook.as_ref(), || control::retry(&self.shared))
