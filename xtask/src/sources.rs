@@ -71,6 +71,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/combinations.md",
     "docs/compatibility.md",
     "docs/embedding.md",
+    "docs/embedding-states.md",
     "docs/glossary.md",
     "docs/lazy-restore.md",
     "docs/libvirt.md",

@@ -168,19 +168,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A closure is an observer; `Arc::new(())` is one that ignores all events.
     let observer = Arc::new(|event: &Event| println!("{event:?}"));
     if verb == "send" {
-        machine.start_guest();
+        // The operator's start. `while_free` refuses it while a migration or another host has the guest.
+        machine.ram().while_free(|| machine.start_guest()).map_err(|custody| format!("{custody:?}"))?;
         let migration = Migration::start(machine.clone(), &address, parameters, capabilities, observer)?;
         match migration.wait() {
             Outcome::Completed => println!("the guest left at {}", machine.register()),
-            other => println!("the guest is here: {other:?}"),
+            Outcome::Failed { error, held: true } => println!("stopped here until a retry: {error}"),
+            Outcome::Failed { error, .. } => println!("the guest continues here: {error}"),
+            other => println!("the guest continues here: {other:?}"),
         }
     } else {
         let incoming = Incoming::listen(machine.clone(), &address, parameters, capabilities, observer)?;
-        match incoming.settle(Duration::from_secs(2)) {
-            Arrival::Completed(state) => println!("{state:?}, and counted on to {}", machine.register()),
+        match incoming.wait() {
+            Arrival::Completed(state) => println!("{state:?} at {}", machine.register()),
             Arrival::Failed(error) => return Err(error.into()),
             _ => {}
         }
+        // The guest runs meanwhile. A source that has lost the acknowledgement can ask for a minute.
+        incoming.settle(Duration::from_secs(60));
+        println!("counted on to {}", machine.register());
     }
     Ok(())
 }

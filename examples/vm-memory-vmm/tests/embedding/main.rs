@@ -236,17 +236,20 @@ fn every_block_of_rust_in_the_guide_stands_in_the_example() {
     let mut sources = sources();
     let ownership = include_str!("../../../../crates/sterna/tests/engine/ownership.rs");
     let first = include_str!("../../../../crates/sterna/examples/first-vmm.rs");
+    let others = include_str!("../../../../crates/sterna/tests/engine/guide.rs");
     sources.extend([
+        ("guide.rs".to_owned(), others.to_owned()),
         ("ownership.rs".to_owned(), ownership.to_owned()),
         ("first-vmm.rs".to_owned(), first.to_owned()),
     ]);
-    let blocks = guide::rust_blocks(include_str!("../../../../docs/embedding.md"));
+    let mut blocks = guide::rust_blocks(include_str!("../../../../docs/embedding.md"));
+    blocks.extend(guide::rust_blocks(include_str!("../../../../docs/embedding-states.md")));
 
     assert!(blocks.len() >= 5, "{} blocks", blocks.len());
     for block in &blocks {
         assert!(
             guide::stands_in(block, &sources),
-            "not in examples/vm-memory-vmm/src, ownership.rs or first-vmm.rs:\n{block}"
+            "not in examples/vm-memory-vmm/src, ownership.rs, guide.rs or first-vmm.rs:\n{block}"
         );
     }
 }
