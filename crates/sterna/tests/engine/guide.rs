@@ -65,7 +65,11 @@ impl fmt::Display for Progress {
     }
 }
 
-fn wait_with_operator(migration: &Migration, decide: impl Fn() -> Option<Decision>) -> Outcome {
+fn wait_with_operator(
+    migration: &Migration,
+    show: impl Fn(Progress),
+    decide: impl Fn() -> Option<Decision>,
+) -> Outcome {
     loop {
         match migration.wait_timeout(Duration::from_secs(1)) {
             Waited::Ended(outcome) => return outcome,
@@ -76,7 +80,7 @@ fn wait_with_operator(migration: &Migration, decide: impl Fn() -> Option<Decisio
                     let _ = migration.decide(decision);
                 }
             }
-            _ => println!("{}", Progress(migration.statistics())),
+            _ => show(Progress(migration.statistics())),
         }
     }
 }
@@ -88,7 +92,7 @@ fn operator_of_the_guide_sees_progress_and_the_end() {
     let migration =
         common::start(&source, &incoming.address(), &parameters(), Capabilities::default(), Arc::new(()));
 
-    let outcome = wait_with_operator(&migration, || None);
+    let outcome = wait_with_operator(&migration, |_| (), || None);
 
     let text = Progress(migration.statistics()).to_string();
     assert!(text.starts_with("completed, round ") && text.contains(" bytes remain, "), "{text}");
