@@ -27,6 +27,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a session that never had a carrier tries to get one, if the window is not shorter.
 const FIRST_CONNECT: Duration = Duration::from_secs(30);
+/// How long a session that never had a carrier tries again after connections that are closed without an answer, if the
+/// window is not shorter. A network that breaks during the greeting looks like a refusal of the secret.
+const FIRST_ANSWER: Duration = Duration::from_secs(15);
 /// How long a connection beside a main channel may be silent before it is opened at the other end. In this time a
 /// second main channel shows itself, which must not reach the destination's VMM.
 const SHOWS_ITSELF_MS: i64 = 50;
@@ -264,8 +267,16 @@ impl Lane {
                     tracing::debug!("carrier {}: {error}", self.lane);
                     self.live.with(|state| state.note_failure(&error.to_string()));
                     self.judge(&error, has_begun);
-                    if !has_begun && began.elapsed() > FIRST_CONNECT.min(self.live.options.reconnect_window) {
-                        self.live.stop(&format!("the other relay cannot be reached: {error}"));
+                    let is_over =
+                        |limit: Duration| began.elapsed() > limit.min(self.live.options.reconnect_window);
+                    match error {
+                        RelayError::Silent { .. } if !has_begun && is_over(FIRST_ANSWER) => {
+                            self.live.stop(&error.to_string());
+                        }
+                        _ if !has_begun && is_over(FIRST_CONNECT) => {
+                            self.live.stop(&format!("the other relay cannot be reached: {error}"));
+                        }
+                        _ => {}
                     }
                 }
             }
@@ -337,7 +348,6 @@ impl Lane {
             {
                 self.live.stop(&why);
             }
-            RelayError::Silent { .. } if !has_begun => self.live.stop(&why),
             RelayError::Transport(TransportError::Tls { .. }) if !has_begun => self.live.stop(&why),
             _ => {}
         }

@@ -337,6 +337,8 @@ fn relays_with_a_peer_that_never_reads_carry_the_other_flows() {
 fn relays_with_different_secrets_do_not_meet() {
     let pair = Pair::start(|options, is_source| {
         options.security.secret = secret(if is_source { 1 } else { 2 });
+        // So long a refusal is taken for a network that is away.
+        options.reconnect_window = Duration::from_secs(1);
     });
     let mut source = UnixStream::connect(pair.source()).unwrap();
     assert_eq!(source.read(&mut [0; 1]).unwrap(), 0, "closed");
@@ -346,6 +348,30 @@ fn relays_with_different_secrets_do_not_meet() {
     );
     pair.target.set_nonblocking(true).unwrap();
     assert!(pair.target.accept().is_err(), "the destination's VMM sees nothing");
+}
+
+#[test]
+fn network_that_is_away_when_a_session_begins_only_delays_it() {
+    let pair = Pair::start(|options, _| options.security.secret = secret(7));
+    // Connections are accepted and closed, as by a proxy whose other end is away.
+    pair.proxy.block(true);
+    let source = UnixStream::connect(pair.source()).unwrap();
+    let bytes = pattern(5, 100_000);
+    let sender = send(source, bytes.clone());
+    std::thread::sleep(Duration::from_millis(500));
+
+    pair.proxy.block(false);
+
+    pair.target.set_nonblocking(true).unwrap();
+    let arrived = Mutex::new(None);
+    until("a connection", || {
+        let accepted = pair.target.accept().ok();
+        accepted.map(|(target, _)| *arrived.lock().unwrap() = Some(target)).is_some()
+    });
+    let target = arrived.into_inner().unwrap().unwrap();
+    target.set_nonblocking(false).unwrap();
+    assert!(read_all(&target) == bytes, "{}", pair.said());
+    sender.join().unwrap();
 }
 
 #[test]
