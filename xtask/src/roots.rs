@@ -2,20 +2,21 @@
 //! own packages. They contain the newest QEMU and libvirt, the QEMUs of Debian's last two releases
 //! (which users run), and etcd.
 //!
-//! mmdebstrap fills a directory from the mirror that the host's own apt uses. The directory is
-//! built under another name and renamed when complete, so that a root that exists is complete.
-//! Roots are kept between runs. A stamp in the root records its list of packages and their
-//! versions: sid changes, and a test report must name the versions. A QEMU of another version than
-//! the specs is reported, never used silently.
+//! mmdebstrap unpacks packages from the mirror that the host's own apt uses into a directory. The
+//! directory is built under another name and renamed when complete, so that a root that exists is
+//! complete. Roots are kept between runs. A stamp in the root records its list of packages and
+//! their versions: sid changes, and a test report must name the versions. A QEMU of another version
+//! than the specs is reported, never used silently.
 
+mod fill;
 mod mirror;
 mod versitygw;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
+use self::fill::fill;
 use crate::parts::{Outcome, Parts};
-use crate::process::{self, Failure, Result};
+use crate::process::{Failure, Result};
 use crate::setup::{self, Tool};
 use crate::suite::{self, Job};
 use crate::workspace::target_directory;
@@ -37,6 +38,8 @@ pub struct Plan {
     /// Debian's name of the release.
     suite: &'static str,
     packages: &'static [&'static str],
+    /// A user and a group of the same name that the programs need, with their number.
+    user: Option<(&'static str, u32)>,
     /// Packages whose versions the closing lines report.
     judges: &'static [&'static str],
 }
@@ -60,6 +63,7 @@ pub const QEMU: Plan = Plan {
         "iperf3",
         "e2fsprogs",
     ],
+    user: None,
     judges: &["qemu-system-x86"],
 };
 /// The programs on the disk of the lab's Linux guest.
@@ -67,6 +71,7 @@ pub const GUEST: Plan = Plan {
     name: "guest",
     suite: "trixie",
     packages: &["busybox-static", "e2fsprogs", "fio", "iperf3", "stress-ng"],
+    user: None,
     judges: &[],
 };
 /// libvirt's QEMU driver, with every compressor that its save images can use.
@@ -84,6 +89,7 @@ pub const LIBVIRT: Plan = Plan {
         "lzop",
         "bzip2",
     ],
+    user: Some(("libvirt-qemu", 64055)),
     judges: &["libvirt-daemon-driver-qemu", "qemu-system-x86"],
 };
 /// Debian 12's QEMU, 7.2: without `file:` and mapped-ram, and with the multifd of versions before
@@ -92,6 +98,7 @@ pub const QEMU_BOOKWORM: Plan = Plan {
     name: "qemu-bookworm",
     suite: "bookworm",
     packages: &["qemu-system-x86"],
+    user: None,
     judges: &["qemu-system-x86"],
 };
 /// Debian 13's QEMU, version 10.0.
@@ -99,11 +106,12 @@ pub const QEMU_TRIXIE: Plan = Plan {
     name: "qemu-trixie",
     suite: "trixie",
     packages: &["qemu-system-x86"],
+    user: None,
     judges: &["qemu-system-x86"],
 };
 /// etcd, which the tests use as an arbiter of claims.
 pub const ETCD: Plan =
-    Plan { name: "etcd", suite: "trixie", packages: &["etcd-server"], judges: &["etcd-server"] };
+    Plan { name: "etcd", suite: "trixie", packages: &["etcd-server"], user: None, judges: &["etcd-server"] };
 const ALL: [&Plan; 6] = [&QEMU, &LIBVIRT, &QEMU_BOOKWORM, &QEMU_TRIXIE, &GUEST, &ETCD];
 
 /// Builds all Debian roots, or the named root: `cargo xtask roots [NAME]`.
@@ -210,8 +218,8 @@ fn build(plan: &'static Plan) -> Result<Root> {
     let mirror = mirror::of_this_host()?;
     std::fs::create_dir_all(place.parent().unwrap_or(&place)).map_err(|e| said(&place, &e))?;
     let aside = Aside::beside(&place)?;
-    fill(plan, &mirror, &aside.0)?;
-    write_stamp(plan, &aside.0)?;
+    let versions = fill(plan, &mirror, &aside.0)?;
+    write_stamp(plan, &versions, &aside.0)?;
     // An existing directory here is an unfinished root, or a root with another list of packages.
     if place.exists() {
         std::fs::remove_dir_all(&place).map_err(|e| said(&place, &e))?;
@@ -220,36 +228,9 @@ fn build(plan: &'static Plan) -> Result<Root> {
     stamped(plan, &place).ok_or_else(|| format!("{} was built without its stamp", place.display()))
 }
 
-fn fill(plan: &Plan, mirror: &mirror::Mirror, directory: &Path) -> Result<()> {
-    let log = directory.with_extension("log");
-    let file = std::fs::File::create(&log).map_err(|e| said(&log, &e))?;
-    let mut command = Command::new(BUILDER.program);
-    command.args(["--variant=minbase", "--quiet", &format!("--include={}", plan.packages.join(","))]);
-    let fixed = [("APT::Install-Recommends", "false"), ("Acquire::Languages", "none")];
-    let host = mirror.options.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-    for (key, value) in host.chain(fixed) {
-        command.arg(format!("--aptopt={key} \"{value}\""));
-    }
-    for path in ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"] {
-        command.arg(format!("--dpkgopt=path-exclude={path}"));
-    }
-    command.arg(plan.suite).arg(directory).arg(&mirror.address);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
-    process::run(&mut command).map_err(|why| {
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
-        let last = text.lines().rev().find(|line| line.starts_with("E:")).unwrap_or("no reason given");
-        let name = why.split_whitespace().next().unwrap_or_default().trim_start_matches('`');
-        format!("{name} could not build it: {last} (all of it in {})", log.display())
-    })?;
-    let _ = std::fs::remove_file(&log);
-    Ok(())
-}
-
-fn write_stamp(plan: &Plan, directory: &Path) -> Result<()> {
-    let database = directory.join("var/lib/dpkg");
-    let mut query = Command::new("dpkg-query");
-    query.arg("--admindir").arg(database).args(["-W", "-f", "${Package} ${Version}\\n"]);
-    let text = format!("{}\n{}", plan.packages.join(" "), process::output(&mut query)?);
+fn write_stamp(plan: &Plan, versions: &[(String, String)], directory: &Path) -> Result<()> {
+    let mut text = format!("{}\n", plan.packages.join(" "));
+    text.extend(versions.iter().map(|(package, version)| format!("{package} {version}\n")));
     let path = directory.join(STAMP);
     std::fs::write(&path, text).map_err(|e| said(&path, &e))
 }
