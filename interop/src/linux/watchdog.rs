@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use sterna_qmp::{Client, Endpoint};
 
 use super::console::PATIENCE;
 use super::{network, said};
@@ -35,7 +36,7 @@ pub(super) fn ends_a_primary_that_stands_still() -> Result<(), Failure> {
     log.wait_for("softdog: Triggered")?;
     let after = stopped.elapsed();
     println!("LAB the watchdog was triggered {after:.1?} after the primary had stopped");
-    let survives = until("the survivor", || Ok(pair.there.info()?["status"] == "running"));
+    let survives = until("the survivor", || Ok(pair.there.ask("query-status")?["status"] == "running"));
     pair.here.signal(Signal::CONT)?;
 
     survives?;
@@ -76,7 +77,9 @@ impl Pair {
         protect.args(["protect", &here.monitor(), &way, "--standby-qmp", &there.monitor()]);
         let protects = protect.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let protects = Process(protects.map_err(said)?);
-        until("checkpoints", || Ok(there.info()?["protection"]["checkpoints"].as_u64() >= Some(3)))?;
+        until("checkpoints", || {
+            Ok(there.ask("x-sterna-query-protection")?["checkpoints"].as_u64() >= Some(3))
+        })?;
         Ok(Self { here, there, _protects: protects, _directory: directory })
     }
 }
@@ -108,7 +111,7 @@ impl Side {
         command.arg(format!("--qmp=unix:{}", monitor.display()));
         let process = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().map_err(said)?;
         let side = Self { process: Process(process), monitor };
-        until("a monitor", || Ok(side.info().is_ok()))?;
+        until("a monitor", || Ok(side.ask("query-status").is_ok()))?;
         Ok(side)
     }
 
@@ -116,8 +119,10 @@ impl Side {
         format!("unix:{}", self.monitor.display())
     }
 
-    fn info(&self) -> Result<Value, Failure> {
-        serde_json::from_str(&sterna_does(&["info", &self.monitor(), "--json"])?).map_err(said)
+    /// Asks the monitor. A process of `sterna info` for each answer would take most of this scenario's time.
+    fn ask(&self, command: &str) -> Result<Value, Failure> {
+        let mut monitor = Client::connect(&Endpoint::Unix(self.monitor.clone()), PATIENCE).map_err(said)?;
+        monitor.execute(command, Value::Null).map_err(said)
     }
 
     fn signal(&self, signal: Signal) -> Result<(), Failure> {
