@@ -50,6 +50,8 @@ pub(super) struct Setup {
     pub(super) reports: bool,
     /// The guest gives free page hints during a move.
     pub(super) hints: bool,
+    /// The guest works less at each step and between moves, so that all ways take a short time.
+    pub(super) is_brief: bool,
     /// Seed of disturbed moves between the others. `None`: no disturbed moves.
     pub(super) disturbed: Option<u64>,
     /// Bytes of RAM; 0: as much as the guest needs.
@@ -102,6 +104,9 @@ impl Setup {
         }
         if self.reports || self.hints {
             add(guest::REPORTS, guest::YES);
+        }
+        if self.is_brief {
+            add(guest::BRIEF, guest::YES);
         }
         if self.has_console {
             add(guest::CONSOLE, "/dev/hvc0");

@@ -17,6 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Numbers that a working guest sends in a step.
 pub(super) const AT_ONCE: u64 = 50;
+/// Numbers of a brief guest ([`super::BRIEF`]).
+pub(super) const FEW: u64 = 10;
 
 /// Sets the card up. Ends the guest if there is none.
 pub(super) fn set_up() {

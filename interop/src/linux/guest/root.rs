@@ -19,10 +19,9 @@ const FILE_BYTES: usize = 96 << 10;
 /// Alignment of reads that bypass the cache.
 const ALIGNMENT: usize = 4096;
 /// The program that continuously writes memory and checks its content.
-const STRESS: [&str; 10] = [
+const STRESS: [&str; 9] = [
     "stress-ng",
     "--vm=1",
-    "--vm-bytes=16m",
     "--vm-method=rand-set",
     "--vm-keep",
     "--verify",
@@ -31,6 +30,8 @@ const STRESS: [&str; 10] = [
     "--no-rand-seed",
     "--metrics-brief",
 ];
+/// The memory that it writes, and that it writes in a brief guest ([`super::BRIEF`]).
+const STRESS_BYTES: [&str; 2] = ["--vm-bytes=16m", "--vm-bytes=4m"];
 /// Output of stress-ng if it has found no fault.
 const NO_FAULT: &str = "failed: 0";
 
@@ -67,9 +68,10 @@ pub(super) fn open(device: &str) {
 
 impl Root {
     /// Mounts the root and starts the work.
-    pub(super) fn begin(device: &str) -> Self {
+    pub(super) fn begin(device: &str, is_brief: bool) -> Self {
         open(device);
-        let stress = command(&STRESS).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let bytes = STRESS_BYTES[usize::from(is_brief)];
+        let stress = command(&STRESS).arg(bytes).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let stress = stress.unwrap_or_else(|error| panic!("stress-ng: {error}"));
         Self { stress, written: vec![0; FILES as usize], wrong: 0 }
     }
