@@ -54,19 +54,28 @@ impl Watch {
         })
     }
 
+    /// The threads without the hook, with their last names.
+    fn stray(&self) -> BTreeMap<String, String> {
+        let (hooked, mut seen) = (self.hooked.lock().unwrap(), self.seen.lock().unwrap());
+        let now = tasks();
+        for (id, name) in seen.iter_mut() {
+            if let Some(now) = now.get(id) {
+                name.clone_from(now);
+            }
+        }
+        let is_stray = |(id, name): &(&String, &String)| !hooked.contains_key(*id) && !is_of_test(name);
+        seen.iter().filter(is_stray).map(|(id, name)| (id.clone(), name.clone())).collect()
+    }
+
     /// Ends the watch. Asserts that no thread ran without the hook, and that each of `roles` had a thread.
     fn assert_all(mut self, what: &str, roles: &[ThreadRole]) {
         self.is_over.store(true, Ordering::SeqCst);
         self.watcher.take().unwrap().join().unwrap();
-        let hooked = self.hooked.lock().unwrap();
-        let seen = self.seen.lock().unwrap();
-        let stray: Vec<_> = seen
-            .iter()
-            .filter(|(id, name)| !hooked.contains_key(*id) && !is_of_test(name))
-            .map(|(_, name)| name)
-            .collect();
+        // A thread that has just begun has the name of the thread that started it, until it gives itself one.
+        eventually("the names of new threads", || self.stray().keys().all(|id| !tasks().contains_key(id)));
+        let stray = self.stray();
         assert!(stray.is_empty(), "{what}: threads without the hook: {stray:?}");
-        let ran: BTreeSet<_> = hooked.values().copied().collect();
+        let ran: BTreeSet<_> = self.hooked.lock().unwrap().values().copied().collect();
         let missing: Vec<_> = roles.iter().filter(|role| !ran.contains(role)).collect();
         assert!(missing.is_empty(), "{what}: {missing:?} did not run; {ran:?} did");
     }
