@@ -116,7 +116,8 @@ impl World<'_> {
     }
 
     fn check_source_end(&mut self, state: S) {
-        let asks = self.schedule.pairing == Pairing::Sternas && self.destination.alive;
+        let asks =
+            self.schedule.pairing == Pairing::Sternas && self.schedule.questions && self.destination.alive;
         match state {
             S::Undecided if asks => {
                 self.violate("liveness: undecided although the destination can be asked");
@@ -126,7 +127,10 @@ impl World<'_> {
             }
             S::Completed => {
                 let told = self.facts.committed;
-                let decided = self.facts.decided == Some(Decision::DestinationRuns);
+                let decided = match self.schedule.postcopy {
+                    true => self.facts.pages_given_up,
+                    false => self.facts.decided == Some(Decision::DestinationRuns),
+                };
                 let weak = self.schedule.pairing == Pairing::ToQemu { return_path: false };
                 if !told && !decided && !weak {
                     self.violate("invariant 1: the source gave the guest up for nothing");
@@ -206,7 +210,7 @@ impl World<'_> {
         let there = matches!(destination, D::Running | D::Paused) || is_kept;
         let completed = source == S::Completed;
         if destination == D::PostcopyPaused {
-            let given_up = completed && self.facts.decided == Some(Decision::DestinationRuns);
+            let given_up = completed && self.facts.pages_given_up;
             if source != S::PostcopyPaused && !given_up {
                 self.violate("invariant 1: pages are missing, and the source does not keep them");
             }

@@ -58,6 +58,9 @@ pub enum Planted {
     /// Source, in postcopy: gives the guest's memory up when the connection
     /// breaks.
     ForgetPagesWhenPaused,
+    /// Source, in postcopy: gives the guest's memory up when an operator decides that the
+    /// destination has the guest.
+    ForgetPagesWhenDecided,
     /// Destination, in a recovery: accepts a session that is older than one that it has seen.
     AcceptStaleSession,
     /// Destination, in a recovery: forgets a page that is in place, and places
@@ -97,7 +100,7 @@ pub enum Planted {
 
 impl Planted {
     /// Every planted bug, in the order of the type.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 39] = [
         Self::AcknowledgeBeforeLoad,
         Self::AcknowledgeBeforeHooks,
         Self::AnswerNeverThenCommit,
@@ -119,6 +122,7 @@ impl Planted {
         Self::GiveBackWrittenMemory,
         Self::IncompleteMeansNever,
         Self::ForgetPagesWhenPaused,
+        Self::ForgetPagesWhenDecided,
         Self::AcceptStaleSession,
         Self::ForgetPlacedPage,
         Self::ConnectAgainAfterPause,
@@ -152,6 +156,13 @@ impl Planted {
         {
             machine.handle(now, source::Event::PagesSent)?;
             return machine.handle(now, source::Event::Shut(0));
+        }
+        let decides = source::Event::OperatorDecides(source::Decision::DestinationRuns);
+        if self == Self::ForgetPagesWhenDecided
+            && (event, machine.state()) == (decides, source::State::Undecided)
+            && machine.is_postcopy()
+        {
+            machine.handle(now, event)?;
         }
         let mut actions = machine.handle(now, event)?;
         let undoes = matches!(machine.state(), source::State::Cancelling | source::State::Failing);

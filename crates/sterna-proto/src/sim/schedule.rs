@@ -181,6 +181,8 @@ pub struct Schedule {
     pub reconnects: bool,
     /// The destination makes its VM from the source's configuration.
     pub configures: bool,
+    /// The source may ask, and the destination answers. If false, only the operator decides.
+    pub questions: bool,
     /// The faults of this run.
     pub faults: Vec<Fault>,
     /// A bug planted in one of the two sides.
@@ -222,6 +224,7 @@ impl Schedule {
             locks: rng.percent(75),
             reconnects: false,
             configures: false,
+            questions: true,
             faults: Vec::new(),
             planted: None,
         };
@@ -243,6 +246,8 @@ impl Schedule {
             schedule.draw_losses(&mut rng);
         }
         schedule.configures = pairing == Pairing::Sternas && rng.percent(30);
+        let is_asked = pairing != Pairing::Sternas || !schedule.operator_decides || rng.percent(70);
+        schedule.questions = is_asked;
         schedule
     }
 

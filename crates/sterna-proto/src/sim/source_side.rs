@@ -363,7 +363,10 @@ impl World<'_> {
         }
         // In postcopy the guest never returns to the source after it has run at the destination.
         let has_run = self.schedule.postcopy && self.facts.taken_over;
-        let has_it = has_run || self.destination.alive && (self.destination.running || self.facts.committed);
+        // A decision for the destination is final, too.
+        let is_given = self.facts.decided == Some(Decision::DestinationRuns);
+        let is_there = self.destination.alive && (self.destination.running || self.facts.committed);
+        let has_it = has_run || is_given || is_there;
         let decision = if has_it {
             Decision::DestinationRuns
         } else {
@@ -371,12 +374,14 @@ impl World<'_> {
             Decision::SourceRuns
         };
         self.facts.decided = Some(decision);
+        let is_paused = self.source_state() != Some(State::Undecided);
+        self.facts.pages_given_up |= is_paused && decision == Decision::DestinationRuns;
         self.source_event(Event::OperatorDecides(decision));
     }
 
     /// Handles a status question that reaches the destination's address.
     pub(super) fn question(&mut self) {
-        let blocked = self.now < self.asks_blocked_until || self.rng.percent(5);
+        let blocked = !self.schedule.questions || self.now < self.asks_blocked_until || self.rng.percent(5);
         let to_qemu = matches!(self.schedule.pairing, Pairing::ToQemu { .. });
         let dead = !self.destination.alive && !self.facts.restarted;
         if blocked || to_qemu || dead {

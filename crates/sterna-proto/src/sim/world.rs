@@ -192,6 +192,8 @@ pub(super) struct Facts {
     /// The destination sent SHUT 0 or *committed*.
     pub(super) committed: bool,
     pub(super) decided: Option<Decision>,
+    /// The operator has decided in a paused postcopy that the source releases its pages.
+    pub(super) pages_given_up: bool,
     pub(super) source_outcome: Option<source::Outcome>,
     pub(super) destination_outcome: Option<destination::Outcome>,
     pub(super) tracking: bool,

@@ -33,7 +33,8 @@
 //!
 //! With [`Event::PostcopyRequested`] the commit is RUN instead of EOF. AwaitingAck is followed by
 //! Postcopy, in which the source sends the pages, and by Completed at SHUT 0. A loss in Postcopy
-//! leads to PostcopyPaused. From there the guest never runs here again. An operator, or the source
+//! leads to PostcopyPaused, and so does an operator's decision for the destination in Undecided.
+//! From there the guest never runs here again. An operator, or the source
 //! itself within [`Limits::reconnect`](crate::Limits::reconnect), leads over PostcopyRecover back
 //! to Postcopy. An answer of the destination or an operator's decision ends PostcopyPaused.
 //!

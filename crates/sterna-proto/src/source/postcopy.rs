@@ -5,6 +5,10 @@
 //! cases only. Either a Sterna destination declares that it never started the guest, or an operator
 //! decides it.
 //!
+//! An operator's decision for the destination is final: a later *never* does not revoke it, because
+//! the operator may have started the guest elsewhere. The decision leads from Undecided to
+//! PostcopyPaused, and only a second one there gives up the pages that the destination lacks.
+//!
 //! A recovery (PostcopyRecover) begins when the lost channels are closed and the engine feeds no
 //! event of theirs any more. Otherwise an old event could be taken for one of the new channels.
 
@@ -102,7 +106,12 @@ impl Source {
             (S::Undecided | S::PostcopyPaused | S::PostcopyRecover, E::AskAnswered(Status::Committed)) => {
                 self.complete(now)
             }
-            (S::Undecided, E::AskAnswered(Status::Incomplete)) => self.paused(now, Cause::ConnectionLost),
+            // No page list was sent to its end before the report of the start. The destination
+            // therefore lacks pages, and only this side has them.
+            (
+                S::Undecided,
+                E::AskAnswered(Status::Incomplete) | E::OperatorDecides(Decision::DestinationRuns),
+            ) => self.paused(now, Cause::ConnectionLost),
             (S::PostcopyPaused, E::AskAnswered(_) | E::AskFailed) if self.peer.sterna => {
                 let limits = &self.config.limits;
                 let interval = match self.ledger.recover_until {

@@ -201,7 +201,7 @@ impl State {
 pub enum Decision {
     /// The operator vouches that the destination does not run the guest and never will.
     SourceRuns,
-    /// The destination runs the guest: the source gives it up.
+    /// The destination has the guest. In postcopy, only a decision in a pause gives up its pages.
     DestinationRuns,
 }
 
@@ -564,10 +564,8 @@ pub enum Refusal {
         /// The state of the source.
         state: State,
     },
-    /// An operator's decision about a migration that is not undecided.
-    #[error(
-        "nothing to decide: only an undecided migration needs an operator's decision, but the state is {state:?}"
-    )]
+    /// An operator's decision about a migration that needs none, or that needed it in another state.
+    #[error("the decision has no effect in the state {state:?}: check the status before you decide again")]
     NotUndecided {
         /// The state of the source.
         state: State,

@@ -9,3 +9,4 @@ mod limits_and_acks;
 mod postcopy;
 mod replica;
 mod table;
+mod undecided_postcopy;

@@ -21,7 +21,7 @@ fn active(sterna: bool) -> Source {
 }
 
 /// A source that handles these events after it was asked to stop its guest.
-fn switching(sterna: bool, events: &[src::Event]) -> Source {
+pub(super) fn switching(sterna: bool, events: &[src::Event]) -> Source {
     use src::Event as E;
     let mut machine = active(sterna);
     let first = [GO, E::GuestStopped { was_running: true }, E::HooksReleased, E::FinalStateSent];
