@@ -65,7 +65,21 @@ impl<M: Machine> Driver<M> {
 
     /// Reports an event to the machine. Any thread may call it.
     pub fn feed(&self, event: M::Event) -> Result<M::State, M::Refusal> {
+        self.feed_unless(event, |_| None)
+    }
+
+    /// Reports an event to the machine, unless `refuse` refuses it in the machine's present state.
+    ///
+    /// No other event comes between the check and the event.
+    pub fn feed_unless(
+        &self,
+        event: M::Event,
+        refuse: impl FnOnce(M::State) -> Option<M::Refusal>,
+    ) -> Result<M::State, M::Refusal> {
         let mut inner = self.inner.lock();
+        if let Some(refusal) = refuse(inner.machine.state()) {
+            return Err(refusal);
+        }
         let result = inner.feed(self.now(), event);
         let state = inner.machine.state();
         drop(inner);

@@ -250,17 +250,30 @@ impl Migration {
         Ok(())
     }
 
-    /// Ends an undecided migration by the operator's decision which side runs the guest.
+    /// Records the operator's decision which side runs the guest.
     ///
-    /// The engine cannot check the decision: a wrong [`Decision::SourceRuns`] lets two guests run. After
-    /// [`Decision::SourceRuns`] the hooks are taken back, and the guest resumes if it ran. In a paused postcopy
-    /// ([`Status::PostcopyPaused`], [`Status::PostcopyRecover`]) only [`Decision::DestinationRuns`] is possible. It
-    /// ends the migration as completed and releases the guest's memory here.
+    /// The engine cannot check the decision: a wrong [`Decision::SourceRuns`] lets two guests run. Neither decision
+    /// can be revoked. The status of the migration is one of these:
+    ///
+    /// * [`Status::Undecided`]. After [`Decision::SourceRuns`] the hooks are taken back, and the guest resumes if it
+    ///   ran. [`Decision::DestinationRuns`] ends the migration as completed. In postcopy the status becomes
+    ///   [`Status::PostcopyPaused`] instead, because the destination lacks pages that only this side has.
+    ///   [`Migration::resume`] then sends them.
+    /// * [`Status::PostcopyPaused`], [`Status::PostcopyRecover`]: only [`Decision::DestinationRuns`] is possible. It
+    ///   ends the migration as completed, and gives up the pages that the destination lacks.
     ///
     /// # Errors
-    /// [`Refusal`] in any other status, and for [`Decision::SourceRuns`] in postcopy.
+    /// [`Refusal`] in any other status, and for [`Decision::SourceRuns`] in postcopy after the guest was started or
+    /// the operator decided for the destination. [`Refusal::NotUndecided`] if this side has just stopped being
+    /// undecided, and [`Migration::status`] does not show it yet.
     pub fn decide(&self, decision: Decision) -> Result<(), Refusal> {
-        self.shared.feed(Fed::OperatorDecides(decision))?;
+        // A decision about an undecided migration must not give up pages. The machine may already be in a pause, after
+        // an answer of the destination or another operator's decision.
+        let was_undecided = self.status() == Status::Undecided;
+        self.shared.feed_unless(Fed::OperatorDecides(decision), |state| {
+            let is_other = was_undecided && state != State::Undecided;
+            is_other.then_some(Refusal::NotUndecided { state })
+        })?;
         if let Some(asking) = &*self.shared.handover.asking.lock() {
             asking.stop();
         }
@@ -414,13 +427,14 @@ impl Migration {
             postcopy: capabilities.postcopy_ram,
             switchover_ack: ack_form(&capabilities, &vm.machine_type()),
             limits: sterna_proto::Limits {
-                reconnect: params.reconnect_window,
+                // A descriptor is one connection. Only an operator can name another address, in postcopy.
+                reconnect: if facts.can_reconnect { params.reconnect_window } else { Duration::ZERO },
                 switchover: params.limits.switchover.max(params.downtime_limit.saturating_mul(4)),
                 ..machine_limits(&params.limits)
             },
         };
         let identity = Identity::draw().map_err(StartError::system)?;
-        let source = (Source::new(config, std::time::Duration::ZERO), identity, custody, tracking);
+        let source = (Source::new(config, Duration::ZERO), identity, custody, tracking);
         let mut shared =
             Shared::new(guest_source, (to.clone(), facts), params, capabilities, observer, source);
         shared.protecting = protecting;

@@ -206,7 +206,16 @@ impl Shared {
 
     /// Feeds an event to the machine. When the machine undoes, no thread may continue to wait for the peer.
     pub(super) fn feed(&self, event: Fed) -> Result<(), Refusal> {
-        let state = self.driver.feed(event)?;
+        self.feed_unless(event, |_| None)
+    }
+
+    /// Feeds an event, unless `refuse` refuses it in the machine's present state.
+    pub(super) fn feed_unless(
+        &self,
+        event: Fed,
+        refuse: impl FnOnce(State) -> Option<Refusal>,
+    ) -> Result<(), Refusal> {
+        let state = self.driver.feed_unless(event, refuse)?;
         match state {
             // If nothing has to be undone, for example while channels are being connected, the machine reaches
             // its last state immediately. The thread that closes the channels would still wait for the peer.

@@ -334,10 +334,17 @@ impl Control {
             StatusQuestions::Auto if can_ask => "is asked again",
             StatusQuestions::Auto => "cannot be asked",
         };
+        // A page that follows the guest exists only here.
+        let then = match self.shared.driver.inspect(Source::is_postcopy) {
+            true => {
+                ". After destination-runs, 'migrate' with 'resume' here sends the pages that the guest lacks there"
+            }
+            false => "",
+        };
         let text = format!(
             "undecided: the guest was handed over and the acknowledgement was lost ({why}). It stays stopped here and \
              the destination {asked}. If it does not answer, check whether the guest runs there and decide: \
-             source-runs only if the guest does not run there and never will, else destination-runs"
+             source-runs only if the guest does not run there and never will, else destination-runs{then}"
         );
         self.shared.tell(&Event::Warning(text));
     }

@@ -12,6 +12,7 @@ mod report;
 mod shortage;
 mod source;
 mod streams;
+mod undecided;
 mod waiting;
 mod whole;
 
