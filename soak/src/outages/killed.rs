@@ -223,6 +223,16 @@ impl Play {
             if answer != "ok" {
                 return Err(format!("an operator's decision was refused: {answer}"));
             }
+            if status == "undecided" && has_started {
+                // In postcopy the source keeps the pages after the first decision.
+                self.wait(|said| said[0].over.is_some() || said[0].status.starts_with("postcopy-"))?;
+                if self.shared.said.lock()[0].over.is_none() {
+                    let answer = self.order(Side::Source, "decide there")?;
+                    if answer != "ok" {
+                        return Err(format!("the decision to give up the pages was refused: {answer}"));
+                    }
+                }
+            }
             self.wait(|said| said[0].over.is_some())?;
         }
         let at = self.verdict(Side::Source)?;
