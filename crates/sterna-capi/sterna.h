@@ -744,7 +744,12 @@ int32_t sterna_migration_pause_postcopy(struct sterna_migration *migration,
 
 // Ends an undecided migration by the operator's decision: STERNA_SOURCE_RUNS or STERNA_DESTINATION_RUNS.
 //
-// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_UNDECIDED, STERNA_ERROR_ARGUMENT. Threads: any.
+// In postcopy, STERNA_DESTINATION_RUNS changes an undecided migration to STERNA_STATUS_POSTCOPY_PAUSED, and
+// sterna_migration_recover sends the pages that the destination lacks. A second STERNA_DESTINATION_RUNS there gives
+// these pages up, and ends the migration.
+//
+// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_UNDECIDED or that of a paused postcopy, and for
+// STERNA_SOURCE_RUNS in a paused postcopy. STERNA_ERROR_ARGUMENT. Threads: any.
 int32_t sterna_migration_decide(struct sterna_migration *migration,
                                 int32_t runs_at,
                                 struct sterna_error **error);

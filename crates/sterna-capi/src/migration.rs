@@ -237,7 +237,12 @@ pub unsafe extern "C" fn sterna_migration_pause_postcopy(
 
 /// Ends an undecided migration by the operator's decision: STERNA_SOURCE_RUNS or STERNA_DESTINATION_RUNS.
 ///
-/// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_UNDECIDED, STERNA_ERROR_ARGUMENT. Threads: any.
+/// In postcopy, STERNA_DESTINATION_RUNS changes an undecided migration to STERNA_STATUS_POSTCOPY_PAUSED, and
+/// sterna_migration_recover sends the pages that the destination lacks. A second STERNA_DESTINATION_RUNS there gives
+/// these pages up, and ends the migration.
+///
+/// Errors: STERNA_ERROR_STATE unless the status is STERNA_STATUS_UNDECIDED or that of a paused postcopy, and for
+/// STERNA_SOURCE_RUNS in a paused postcopy. STERNA_ERROR_ARGUMENT. Threads: any.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sterna_migration_decide(
     migration: *mut sterna_migration,

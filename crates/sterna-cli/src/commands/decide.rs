@@ -1,18 +1,20 @@
 //! `sterna decide`: an operator decides where the guest runs.
 //! The decision ends a migration without acknowledgement, or answers for the arbiter `ask` of a protection.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use serde_json::json;
-use sterna_qmp::Endpoint;
+use serde_json::{Value, json};
+use sterna_drive::Progress;
+use sterna_qmp::{ClientError, Endpoint};
 
-use super::migrate::wait_until_over;
 use crate::exit::{Done, Status, Stop};
 use crate::monitor::Monitor;
 use crate::terminal;
 
 /// How long the command waits for a migration to end after the decision.
 const END_LIMIT: Duration = Duration::from_secs(30);
+/// Interval between two queries of the status.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Which migration or protection, and where its guest is.
 #[derive(Debug, clap::Args)]
@@ -30,7 +32,8 @@ pub struct Arguments {
 pub enum Side {
     /// The guest does not run at the destination or standby and never will. It resumes at the source
     Source,
-    /// The guest runs at the destination or standby. It stays stopped permanently at the source
+    /// The guest runs at the destination or standby. It stays stopped permanently at the source. In postcopy, an
+    /// undecided source keeps the pages that the destination lacks; a decision in postcopy-paused gives them up
     Destination,
 }
 
@@ -58,26 +61,63 @@ pub fn execute(arguments: &Arguments) -> Done {
     }
     // A protection acts on the decision after both sides know it. Its own commands show that, so this command
     // does not wait.
-    let is_migration = monitor
-        .try_execute("query-migrate", serde_json::Value::Null)
-        .is_ok_and(|query| query["x-sterna-undecided"] == true || query["status"] == "postcopy-paused");
+    let before = monitor.try_execute("query-migrate", Value::Null).unwrap_or_default();
+    let was_undecided = before["x-sterna-undecided"] == true;
     monitor.execute("x-sterna-decide", json!({ "guest": word }))?;
-    if is_migration {
-        let end = wait_until_over(&mut monitor, END_LIMIT);
-        if let Some(end) = end.filter(|end| !end.is_over()) {
-            let at = monitor.endpoint();
+    if was_undecided || is_in_postcopy(&before) {
+        wait(&mut monitor, was_undecided)?;
+    }
+    terminal::note(then);
+    Ok(Status::Done)
+}
+
+/// Waits until the source has ended its migration.
+///
+/// # Errors
+/// The source keeps pages after the decision about an undecided postcopy, or it does not act on the decision in time.
+fn wait(monitor: &mut Monitor, was_undecided: bool) -> Result<(), Stop> {
+    let until = Instant::now() + END_LIMIT;
+    loop {
+        let query = match monitor.try_execute("query-migrate", Value::Null) {
+            Ok(query) => query,
+            // The source has ended.
+            Err(ClientError::Closed { .. } | ClientError::Io { .. }) => return Ok(()),
+            Err(error) => return Err(monitor.stop(error)),
+        };
+        let progress = Progress::from_query(&query);
+        if progress.is_over() {
+            return Ok(());
+        }
+        let at = monitor.endpoint();
+        if was_undecided && is_in_postcopy(&query) {
+            return Err(Stop::with(Status::Undecided, pages_remain(&at.to_string())));
+        }
+        if Instant::now() >= until {
             return Err(Stop::with(
                 Status::Undecided,
                 format!(
                     "the decision is recorded, but the source has not acted on it within {} s (`{}`{}): `sterna info \
                      {at}` shows its state",
                     END_LIMIT.as_secs(),
-                    end.status,
-                    end.error.map_or(String::new(), |error| format!(", {error}"))
+                    progress.status,
+                    progress.error.map_or(String::new(), |error| format!(", {error}"))
                 ),
             ));
         }
+        std::thread::sleep(LOOK);
     }
-    terminal::note(then);
-    Ok(Status::Done)
+}
+
+/// Whether the guest is at the destination, and the source keeps or sends its pages.
+fn is_in_postcopy(query: &Value) -> bool {
+    let status = query["status"].as_str().unwrap_or_default();
+    ["postcopy-paused", "postcopy-recover", "postcopy-active"].contains(&status)
+}
+
+fn pages_remain(at: &str) -> String {
+    format!(
+        "the destination has the guest, and lacks pages that only the source has: keep both running. `sterna recover \
+         {at} ADDRESS` sends the pages, where ADDRESS is the destination's. If the guest is complete there or lost, \
+         `sterna decide {at} destination` once more gives the pages up."
+    )
 }

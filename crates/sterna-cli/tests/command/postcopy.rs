@@ -54,6 +54,16 @@ impl Drop for Pair {
 impl Pair {
     /// A pair in postcopy with these capabilities. `None` if this host forbids it.
     fn in_postcopy(machine: &str, capabilities: &[&str], parameters: Value) -> Option<Self> {
+        Self::in_postcopy_over(machine, capabilities, parameters, |port| format!("tcp:127.0.0.1:{port}"))
+    }
+
+    /// As [`Pair::in_postcopy`]. `way` makes the address that leads to the destination's port.
+    fn in_postcopy_over(
+        machine: &str,
+        capabilities: &[&str],
+        parameters: Value,
+        way: impl Fn(u16) -> String,
+    ) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let socket = |name: &str| format!("unix:{}", directory.path().join(name).display());
         let source = run(machine, &[], &socket("a"));
@@ -69,10 +79,11 @@ impl Pair {
         pair.there.execute("migrate-set-capabilities", on.clone()).ok()?;
         pair.there.execute("migrate-incoming", json!({"uri": "tcp:127.0.0.1:0"})).unwrap();
         let address = pair.there.execute("query-migrate", json!({})).unwrap()["socket-address"][0].clone();
-        let uri = format!("tcp:127.0.0.1:{}", address["port"].as_str().unwrap());
+        let port = address["port"].as_str().unwrap().parse().unwrap();
+        let uri = format!("tcp:127.0.0.1:{port}");
         pair.here.execute("migrate-set-capabilities", on).unwrap();
         pair.here.execute("migrate-set-parameters", parameters).unwrap();
-        pair.here.execute("migrate", json!({"uri": uri})).unwrap();
+        pair.here.execute("migrate", json!({"uri": way(port)})).unwrap();
         pair.uri = uri;
         pair.here.execute("migrate-start-postcopy", json!({})).unwrap();
         Some(pair)
@@ -355,4 +366,75 @@ fn plan_of_a_vm_says_why_postcopy_cannot_be_used() {
     }
     let _ = vm.kill();
     let _ = vm.wait();
+}
+
+/// A way to the destination that breaks instead of forwarding the report of the guest's start.
+fn loses_the_report(port: u16) -> String {
+    const STARTED: [u8; 8] = [0, 2, 0, 4, 0x53, 0x54, 0x4e, 0x20];
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port());
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Both);
+        });
+        let (mut from, mut to, mut piece, mut seen) = (&far, &near, [0; 16 << 10], Vec::new());
+        while let Ok(count @ 1..) = from.read(&mut piece) {
+            seen.extend_from_slice(&piece[..count]);
+            let is_report = seen.windows(STARTED.len()).any(|window| window == STARTED);
+            if is_report || to.write_all(&piece[..count]).is_err() {
+                break;
+            }
+        }
+        for side in [&near, &far] {
+            let _ = side.shutdown(Shutdown::Both);
+        }
+    });
+    at
+}
+
+#[test]
+fn decision_about_an_undecided_postcopy_keeps_the_pages_and_names_the_command_that_sends_them() {
+    let decide = |socket: &str| {
+        let command = &mut Command::new(env!("CARGO_BIN_EXE_sterna"));
+        command.args(["decide", socket, "destination"]).output().unwrap()
+    };
+    for gives_up in [false, true] {
+        let slowly = json!({
+            "max-bandwidth": 10_000_000, "max-postcopy-bandwidth": 100_000, "x-sterna-status-question": "operator",
+        });
+        let pair = Pair::in_postcopy_over("process", &["postcopy-ram"], slowly, loses_the_report);
+        let Some(mut pair) = pair else { return };
+        let is_undecided = |client: &mut Client| {
+            let query = client.execute("query-migrate", json!({})).unwrap();
+            (query["x-sterna-undecided"] == true).then_some(())
+        };
+        eventually("the loss", || is_undecided(&mut pair.here));
+        eventually("the pause", || (status(&mut pair.there) == "postcopy-paused").then_some(()));
+        let a = format!("unix:{}", pair._directory.path().join("a").display());
+
+        let decided = decide(&a);
+
+        let said = String::from_utf8_lossy(&decided.stderr);
+        assert_eq!(decided.status.code(), Some(3), "{said}");
+        assert!(said.contains(&format!("`sterna recover {a} ADDRESS`")), "{said}");
+        assert_eq!(status(&mut pair.here), "postcopy-paused");
+        if gives_up {
+            let decided = decide(&a);
+            assert!(decided.status.success(), "{decided:?}");
+            assert_eq!(status(&mut pair.here), "completed");
+            assert_eq!(status(&mut pair.there), "postcopy-paused", "it lacks pages");
+            continue;
+        }
+        pair.here.execute("migrate-set-parameters", json!({"max-postcopy-bandwidth": 0})).unwrap();
+        let recovered =
+            Command::new(env!("CARGO_BIN_EXE_sterna")).args(["recover", &a, &pair.uri]).output().unwrap();
+        assert!(recovered.status.success(), "{recovered:?}");
+        for client in [&mut pair.here, &mut pair.there] {
+            eventually("the end", || (status(client) == "completed").then_some(()));
+        }
+    }
 }

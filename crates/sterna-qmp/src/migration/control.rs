@@ -244,6 +244,8 @@ impl MigrationControl {
     }
 
     /// Executes `x-sterna-decide`: the operator states which side has the guest after the acknowledgement was lost.
+    ///
+    /// In a paused postcopy, the operator gives up the pages that the destination lacks.
     pub fn decide(&self, guest_at: GuestAt) -> Result<(), QmpError> {
         let (outgoing, incoming) = self.handles();
         let protection = outgoing.as_ref().and_then(|outgoing| outgoing.protection());
@@ -251,7 +253,8 @@ impl MigrationControl {
         if let Some(protection) = protection.filter(|protection| protection.mode().is_some()) {
             return protection.decide(guest_at == GuestAt::Source).map_err(QmpError::generic);
         }
-        let is_open = |status| matches!(status, Status::Undecided | Status::PostcopyPaused);
+        let is_open =
+            |status| matches!(status, Status::Undecided | Status::PostcopyPaused | Status::PostcopyRecover);
         let outgoing = self.outgoing().filter(|outgoing| is_open(outgoing.status()));
         let outgoing = outgoing.ok_or_else(|| {
             QmpError::generic("No migration is undecided; 'query-migrate' shows the state of the last one")
