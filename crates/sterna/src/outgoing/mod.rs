@@ -326,11 +326,15 @@ impl Migration {
     /// The file is then a snapshot of an earlier state. The call waits for the end of the migration. Therefore
     /// the observer must not call it in its own call; another thread may.
     ///
+    /// The callbacks run on the calling thread. With several devices with a stream, the call also starts threads, which
+    /// run [`Parameters::on_thread_start`] first.
+    ///
     /// # Errors
     /// [`VmError`] unless this is a completed migration to a file, or if the VMM reports an error. The guest then
     /// stays stopped.
     pub fn resume_saved(&self) -> Result<(), VmError> {
-        file::resume(&self.shared)
+        let hook = self.shared.params.lock().on_thread_start.clone();
+        hooked(hook.as_ref(), || file::resume(&self.shared))
     }
 
     /// The outcome; `None` before the migration has ended.

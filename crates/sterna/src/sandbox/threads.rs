@@ -19,6 +19,8 @@ pub fn started_by(thread: Thread) -> &'static [Role] {
             Role::Watchdog,
             Role::ByteGate,
             Role::PacketGate,
+            // `Migration::resume_saved`.
+            Role::CallDevice,
         ],
         Thread::DestinationCaller => {
             &[Role::Incoming, Role::Listener, Role::Configure, Role::ServeFaults, Role::Reader, Role::Fill]

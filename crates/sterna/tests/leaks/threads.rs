@@ -243,6 +243,33 @@ fn every_thread_of_a_save_and_a_restore_runs_the_hook_first() {
 }
 
 #[test]
+fn every_thread_that_resumes_a_saved_guest_runs_the_hook_first() {
+    case("resume after a save", || {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let at = Address::File { path: directory.path().join("image"), offset: 0 };
+        let (params, capabilities) = common::multifd(2);
+        let capabilities = Capabilities { mapped_ram: true, ..capabilities };
+        let calls = Arc::default();
+        let banks = [0, 1].map(|number| Arc::new(Bank::new(number, 7, 300_000, 100_000, &calls)));
+        let source = TestVm::with_banks(common::pair(&small()).0, banks.into());
+        // A call is so short that a `Watch` may miss its thread.
+        let roles = Arc::<Mutex<Vec<ThreadRole>>>::default();
+        let theirs = Arc::clone(&roles);
+        let hook: OnThreadStart = Arc::new(move |role| theirs.lock().unwrap().push(role));
+        let params = hooked(&params, &hook);
+        let migration = vm::start(&source, &at, &params, capabilities, Arc::new(()));
+        assert!(matches!(migration.wait(), Outcome::Completed), "{:?}", migration.outcome());
+        roles.lock().unwrap().clear();
+
+        migration.resume_saved().unwrap();
+
+        // Of two devices, one is called on the calling thread.
+        assert_eq!(*roles.lock().unwrap(), [CallDevice]);
+        common::assert_lives_on(&source.guest);
+    });
+}
+
+#[test]
 fn every_thread_of_a_dirty_rate_measurement_runs_the_hook_first() {
     case("dirty rate", || {
         let (source, _target) = pair();
