@@ -26,7 +26,9 @@ pub(crate) type Settings = BTreeMap<String, String>;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum SharedSettings {
-    /// From this side's [`Parameters`] and [`Capabilities`]. A source with others is refused before its VM is made.
+    /// From this side's [`Parameters`] and [`Capabilities`]. A source with others is refused before its VM is made, with two
+    /// exceptions. The reconnect window is not compared: each side uses its own, and 0 at one side switches it off. A
+    /// destination that permits postcopy accepts a source that does not use it.
     #[default]
     AsHere,
     /// From the source, within these limits.
@@ -42,7 +44,11 @@ pub struct SettingLimits {
     pub multifd_channels: u8,
     /// The accepted compressions; uncompressed pages are always accepted.
     pub compressions: Vec<Compression>,
-    /// Whether postcopy is accepted. It is refused, too, if this host does not support it.
+    /// Whether postcopy is accepted. It is refused, too, if this host does not support it: [`Incoming::listen_with`] finds
+    /// out, by system calls that a sandbox must permit ([`Feature::Postcopy`]).
+    ///
+    /// [`Incoming::listen_with`]: crate::Incoming::listen_with
+    /// [`Feature::Postcopy`]: crate::sandbox::Feature::Postcopy
     pub postcopy: bool,
     /// The longest reconnect window. This side keeps the guest's memory for this time, and `limits.stall`, after its
     /// source has disappeared.
@@ -79,6 +85,14 @@ pub(crate) fn of(params: &Parameters, capabilities: &Capabilities) -> Settings {
 }
 
 impl SharedSettings {
+    /// Whether a source may use postcopy. `own` are the destination's capabilities.
+    pub(crate) fn permits_postcopy(&self, own: &Capabilities) -> bool {
+        match self {
+            Self::AsHere => own.postcopy_ram,
+            Self::AsSource(limits) => limits.postcopy,
+        }
+    }
+
     /// The destination's settings for a source with `theirs`.
     pub(crate) fn agree(
         &self,
@@ -258,6 +272,7 @@ mod tests {
             let text = refusal(&shared, &[(name, value)]);
             assert!(text.contains(name) && text.contains(value) && text.contains(limit), "{text}");
         }
+        assert!(!shared.permits_postcopy(&source().1), "this side's own setting does not count");
         let none =
             SharedSettings::AsSource(SettingLimits { multifd_channels: 0, ..SettingLimits::default() });
         assert!(refusal(&none, &[("multifd-channels", "1")]).contains("accepts only off"));
@@ -284,6 +299,8 @@ mod tests {
             Capabilities { postcopy_ram: true, postcopy_preempt: true, ..Capabilities::default() }
         });
         assert!(ready.is_ok(), "{ready:?}");
+        assert!(SharedSettings::AsHere.permits_postcopy(&capabilities));
+        assert!(!SharedSettings::AsHere.permits_postcopy(&Capabilities::default()));
         let waits = Capabilities { multifd: true, ..Capabilities::default() };
         let text = SharedSettings::AsHere.agree(&Settings::new(), Parameters::default(), waits);
         let text = text.unwrap_err().to_string();

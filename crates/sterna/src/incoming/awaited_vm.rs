@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use sterna_ram::missing_pages::MissingPages;
+use sterna_ram::missing_pages::MissingPagesError;
 use sterna_transport::{Address, Channel};
 
 use crate::error::{Awaited, ConfigurationDifference, MigrationError};
@@ -37,6 +37,9 @@ pub(super) struct Configuring<S> {
     own: Agreed,
     /// The address as the VMM gave it, for the rules between settings.
     at: Address,
+    /// Whether this host can run a guest before its pages are there. Found out before the engine's threads start, so
+    /// that a sandbox need not permit the system calls to the threads that meet the source.
+    probed: Result<(), Arc<MissingPagesError>>,
     stage: Mutex<Stage<S>>,
     changed: Condvar,
     /// The migration's own state, once the VM is made.
@@ -53,9 +56,15 @@ enum Stage<S> {
 }
 
 impl<S> Configuring<S> {
-    pub(super) fn new(settings: SharedSettings, own: Agreed, at: Address, jobs: Sender<Job<S>>) -> Self {
+    pub(super) fn new(
+        settings: SharedSettings,
+        own: Agreed,
+        at: Address,
+        probed: Result<(), Arc<MissingPagesError>>,
+        jobs: Sender<Job<S>>,
+    ) -> Self {
         let stage = Mutex::new(Stage::Waiting(jobs));
-        Self { settings, own, at, stage, changed: Condvar::new(), made: OnceLock::new() }
+        Self { settings, own, at, probed, stage, changed: Condvar::new(), made: OnceLock::new() }
     }
 
     /// The settings for a source with the shared settings `theirs`. An error leaves the VM to another source.
@@ -64,8 +73,10 @@ impl<S> Configuring<S> {
         let (params, capabilities) = self.settings.agree(theirs, params, capabilities)?;
         rules::check(Features::of(&self.at, &params, &capabilities), Side::Destination)
             .map_err(ConfigurationDifference::Excluded)?;
-        if capabilities.postcopy_ram {
-            MissingPages::probe().map_err(|error| no_postcopy(&error))?;
+        if capabilities.postcopy_ram
+            && let Err(error) = &self.probed
+        {
+            return Err(no_postcopy(error).into());
         }
         Ok((params, capabilities))
     }

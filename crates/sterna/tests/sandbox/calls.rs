@@ -7,8 +7,8 @@ use std::time::Duration;
 use sterna::ram::Backing;
 use sterna::sandbox::{Feature, Syscall};
 use sterna::{
-    Address, Arrival, Compression, Direct, Incoming, MigrationMode, OnThreadStart, Outcome, SharedSettings,
-    Status, TargetVm,
+    Address, Arrival, Compression, Direct, Incoming, MigrationMode, OnThreadStart, Outcome, SettingLimits,
+    SharedSettings, Status, TargetVm,
 };
 
 use crate::checked::{self, Scenario};
@@ -151,6 +151,12 @@ fn cases() -> Vec<Case> {
         Case { fault: Fault::Stopped, ..plain(slow("stopped")) },
         Case { configures: true, ..plain(Scene::new("configured", Place::Tcp).multifd()) },
         Case { by_device: true, ..plain(Scene::new("postcopy-by-device", Place::Tcp).postcopy()) },
+        Case { configures: true, ..plain(Scene::new("configured-postcopy", Place::Tcp).postcopy()) },
+        Case {
+            configures: true,
+            by_device: true,
+            ..plain(Scene::new("configured-postcopy-by-device", Place::Tcp).postcopy())
+        },
         Case { log: Log::Userfaultfd, ..plain(Scene::new("userfaultfd", Place::Tcp)) },
         Case { log: Log::Userfaultfd, ..plain(Scene::new("userfaultfd-anonymous", Place::Tcp).anonymous()) },
         Case { log: Log::Kvm, ..plain(Scene::new("kvm", Place::Tcp)) },
@@ -279,10 +285,11 @@ fn listen_configured(
 ) -> Incoming {
     let params = stage.params(scene, locked, 1);
     let make = move |_: &[u8]| Ok(vm as Arc<dyn TargetVm>);
-    locked.at_destination(|| {
-        let (on, shared) = (scene.capabilities, SharedSettings::AsHere);
-        Incoming::listen_with(at, params, on, shared, log.clone(), make).unwrap()
-    })
+    let on = scene.capabilities;
+    // Whether postcopy is used is known only with the source's settings.
+    let as_source = || SharedSettings::AsSource(SettingLimits::default());
+    let shared = if on.postcopy_ram { as_source() } else { SharedSettings::AsHere };
+    locked.at_destination(|| Incoming::listen_with(at, params, on, shared, log.clone(), make).unwrap())
 }
 
 /// Runs migrations under their filters.

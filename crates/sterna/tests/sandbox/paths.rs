@@ -14,13 +14,13 @@ use sterna::ram::missing_pages::MissingPages;
 use sterna::ram::{
     Backing, DirtyError, GuestRam, PAGE_SIZE, RamBlock, RamError, keep_pagemap, keep_userfaultfd,
 };
-use sterna::{Address, Capabilities, Direct, Incoming, TargetVm};
+use sterna::{Address, Capabilities, Direct, Incoming, Outcome, SettingLimits, SharedSettings, TargetVm};
 use sterna_guests::process::ProcessGuest;
 
 use crate::child::{is_child, is_root, skipped};
 use crate::common::{Log, parameters};
-use crate::scenes::{Here, Place, Scene, Stage, address, listen, moved};
-use crate::support::small;
+use crate::scenes::{Here, Place, Scene, Stage, address, listen, moved, start};
+use crate::support::{TestVm, eventually, has_warning, small};
 
 /// The user and group `nobody`.
 const NOBODY: u32 = 65534;
@@ -146,6 +146,25 @@ fn assert_postcopy_is_refused(stage: &Stage) {
     };
     let text = refused.to_string();
     assert!(text.contains("/dev/userfaultfd"), "{text}");
+}
+
+/// A destination without a VM refuses a source with postcopy, and both sides learn the remedy.
+fn assert_source_with_postcopy_is_refused(stage: &Stage) {
+    let scene = Scene::new("configured-postcopy", Place::Tcp).postcopy();
+    let (at, log) = (address(&scene, stage), Arc::new(Log::default()));
+    let make = |_: &[u8]| unreachable!("the source does not fit");
+    let (shared, on) = (SharedSettings::AsSource(SettingLimits::default()), Capabilities::default());
+    let incoming = Incoming::listen_with(&at, parameters(), on, shared, log.clone(), make).unwrap();
+    let source = TestVm::new(ProcessGuest::boot(small()).unwrap());
+    *source.configuration.lock().unwrap() = Some(b"small".to_vec());
+
+    let outcome =
+        start((&scene, stage, &Here), source, &incoming.address(), &Arc::new(Log::default())).wait();
+
+    let Outcome::Failed { error, held: false } = outcome else { panic!("{outcome:?}") };
+    let text = error.to_string();
+    assert!(text.contains("postcopy-ram") && text.contains("/dev/userfaultfd"), "{text}");
+    eventually("the warning", || has_warning(&log.events(), &["/dev/userfaultfd"]));
 }
 
 /// A socket's path that is too long for an address is reached through `/proc`. The error says that it is missing.
@@ -285,6 +304,7 @@ fn user_without_rights_moves_guests_and_is_refused_postcopy_by_name() {
     assert_page_table_is_out_of_reach();
     if is_privileged {
         assert_postcopy_is_refused(&stage);
+        assert_source_with_postcopy_is_refused(&stage);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::events::Observer;
 use crate::incoming::awaited_vm::Configuring;
 use crate::incoming::greeting::Greetings;
 use crate::incoming::shared::Shared;
-use crate::incoming::{Incoming, accept, check_settings};
+use crate::incoming::{Incoming, accept, check_settings, postcopy};
 use crate::params::{Capabilities, Parameters};
 use crate::rules::{self, Features, Side};
 use crate::settings_error::SettingsError;
@@ -39,6 +39,9 @@ impl Incoming {
     /// next one. Once the VM is made, only the source that configured it can send the guest. If that source
     /// disappears before all of its channels are connected, the migration has failed.
     ///
+    /// If `shared` permits postcopy, this function finds out on the calling thread whether this host supports it. A sandbox
+    /// must then permit the calls of [`Feature::Postcopy`](crate::sandbox::Feature::Postcopy), also if no source uses it.
+    ///
     /// # Errors
     /// As [`Incoming::listen`], and [`SettingsError::ConfigurationNeedsSocket`] for `file:` and `rdma:`.
     pub fn listen_with(
@@ -54,6 +57,7 @@ impl Incoming {
         }
         check_settings(&params, &capabilities)?;
         rules::check(Features::of(at, &params, &capabilities), Side::Destination)?;
+        let probed = if shared.permits_postcopy(&capabilities) { postcopy::probe() } else { Ok(()) };
         let listener = Listener::bind(at).map_err(StartError::system)?;
         let (jobs, work) = mpsc::channel();
         let own = (params.clone(), capabilities);
@@ -65,7 +69,7 @@ impl Incoming {
             .map_err(StartError::system)?;
         waiting.can_be_dialled_again = !listener.is_one_channel();
         waiting.greetings = Greetings::beside(MOST_CHANNELS);
-        waiting.configuring = Some(Configuring::new(shared, own, at.clone(), jobs));
+        waiting.configuring = Some(Configuring::new(shared, own, at.clone(), probed, jobs));
         let hook = waiting.params.on_thread_start.clone();
         hooked(hook.as_ref(), || {
             making::spawn(work, Box::new(make)).map_err(StartError::system)?;

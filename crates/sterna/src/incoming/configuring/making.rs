@@ -44,7 +44,7 @@ fn perform(
     }
     let vm = call(CALLBACK, || make(configuration))?;
     let target = VmTarget::new(vm)?;
-    postcopy::check(&target, &capabilities).map_err(excluded)?;
+    postcopy::check_target(&target, &capabilities).map_err(excluded)?;
     let (at, observer) = (&shared.address, Arc::clone(&shared.observer));
     let beginning = Beginning { target: Arc::new(target), at, params, capabilities, observer };
     let unfit = |error: StartError| VmError::new("receive a guest in the VM that was made", error);

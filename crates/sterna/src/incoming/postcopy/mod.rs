@@ -44,6 +44,19 @@ use crate::threads::{self, ThreadRole, caught};
 
 /// Checks whether this side can take a guest whose pages arrive later.
 pub(super) fn check(target: &dyn Target, capabilities: &Capabilities) -> Result<(), StartError> {
+    check_target(target, capabilities)?;
+    if capabilities.postcopy_ram { probe().map_err(StartError::Postcopy) } else { Ok(()) }
+}
+
+/// Checks whether this host and this process can block accesses to missing pages.
+///
+/// A sandbox must permit the system calls of the probe to the calling thread.
+pub(super) fn probe() -> Result<(), Arc<MissingPagesError>> {
+    MissingPages::probe().map_err(Arc::new)
+}
+
+/// As [`check`], where [`probe`] has succeeded before. Makes no system call.
+pub(super) fn check_target(target: &dyn Target, capabilities: &Capabilities) -> Result<(), StartError> {
     if !capabilities.postcopy_ram {
         return Ok(());
     }
@@ -53,10 +66,8 @@ pub(super) fn check(target: &dyn Target, capabilities: &Capabilities) -> Result<
     if let Some(device) = target.shares_ram_with() {
         return Err(SettingsError::PostcopyExcludesDevice { device }.into());
     }
-    let refused = |error: MissingPagesError| StartError::Postcopy(Arc::new(error));
     let Some(ram) = target.guest() else { return Ok(()) };
-    MissingPages::probe().map_err(refused)?;
-    MissingPages::check(ram).map_err(refused)
+    MissingPages::check(ram).map_err(|error| StartError::Postcopy(Arc::new(error)))
 }
 
 /// Handles ADVISE: this side must be able to run postcopy, with the same page sizes as the source.

@@ -1,5 +1,9 @@
 //! A destination without postcopy, because the feature `postcopy` is off.
 
+use std::sync::Arc;
+
+use sterna_ram::missing_pages::MissingPagesError;
+
 use super::shared::Shared;
 use super::target::Target;
 use crate::error::{MigrationError, Untimely};
@@ -8,6 +12,15 @@ use crate::start_error::StartError;
 
 /// The rules have refused the capability already.
 pub(super) fn check(_: &dyn Target, _: &Capabilities) -> Result<(), StartError> {
+    Ok(())
+}
+
+/// The rules refuse the capability, so no system call is needed.
+pub(super) fn probe() -> Result<(), Arc<MissingPagesError>> {
+    Ok(())
+}
+
+pub(super) fn check_target(_: &dyn Target, _: &Capabilities) -> Result<(), StartError> {
     Ok(())
 }
 
