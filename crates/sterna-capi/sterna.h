@@ -610,7 +610,8 @@ int32_t sterna_incoming_cancel(struct sterna_incoming *incoming,
 int32_t sterna_incoming_discard(struct sterna_incoming *incoming,
                                 struct sterna_error **error);
 
-// Starts a guest that is held until its QEMU source has completed (STERNA_STATUS_HELD).
+// Starts a held guest (STERNA_STATUS_HELD), after acquiring the hooks that it lacks. If that fails, the guest is held
+// again. Returns before the guest has started.
 //
 // Errors: STERNA_ERROR_STATE if no guest is held. Threads: any.
 int32_t sterna_incoming_release(struct sterna_incoming *incoming,

@@ -156,7 +156,8 @@ pub unsafe extern "C" fn sterna_incoming_discard(
     unsafe { enter(error, || borrow(incoming, "incoming")?.incoming.discard().map_err(refused)) }
 }
 
-/// Starts a guest that is held until its QEMU source has completed (STERNA_STATUS_HELD).
+/// Starts a held guest (STERNA_STATUS_HELD), after acquiring the hooks that it lacks. If that fails, the guest is held
+/// again. Returns before the guest has started.
 ///
 /// Errors: STERNA_ERROR_STATE if no guest is held. Threads: any.
 #[unsafe(no_mangle)]

@@ -44,7 +44,14 @@ pub enum Status {
     /// Committed, but the acknowledgement was lost: the source's guest stays stopped, and the source asks the
     /// destination.
     Undecided,
-    /// Destination of a QEMU source: the loaded guest waits until the managing program sends `cont`.
+    /// Destination: everything is loaded, and the guest is stopped until [`Incoming::release`] or [`Incoming::discard`].
+    ///
+    /// Either a hook or the start has failed and no source can resume the guest: after a restore from a file, for a source
+    /// without return path, or after a move on one host. Or the source is a QEMU, and [`Capabilities::unmanaged`] is off.
+    ///
+    /// [`Incoming::release`]: crate::Incoming::release
+    /// [`Incoming::discard`]: crate::Incoming::discard
+    /// [`Capabilities::unmanaged`]: crate::Capabilities::unmanaged
     Held,
 }
 

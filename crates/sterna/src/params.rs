@@ -342,8 +342,10 @@ pub struct Capabilities {
     /// Only while a standby protects the guest, over the main channel or multifd channels. A receiver accepts
     /// differences independently of this setting.
     pub xbzrle: bool,
-    /// Unmanaged destination of a QEMU source: start the guest at EOF, as QEMU does. If false, the guest waits,
-    /// stopped, until [`crate::Incoming::release`] (see docs/design/handover.md).
+    /// Destination: start the guest of a QEMU at EOF, as QEMU does, and a guest of a file as soon as it is loaded.
+    ///
+    /// If false, the guest of a QEMU waits, stopped, until [`crate::Incoming::release`] (see docs/design/handover.md), and a
+    /// guest of a file arrives paused.
     pub unmanaged: bool,
 }
 

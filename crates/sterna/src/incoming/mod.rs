@@ -316,7 +316,11 @@ impl Incoming {
         self.guard.shared.autostart.set(on)
     }
 
-    /// Starts a guest that is held until its QEMU source has completed ([`Status::Held`]).
+    /// Starts a held guest ([`Status::Held`]), after acquiring the hooks that it lacks.
+    ///
+    /// If the guest is held because a hook or the start has failed, repair the cause first: after another failure the guest
+    /// is held again. If it is held because its source is a QEMU, call this when the QEMU has completed. The call returns
+    /// before the guest has started.
     ///
     /// # Errors
     /// [`Refusal`] when no guest is held.
