@@ -32,6 +32,7 @@ const TICK_MS: i32 = 5;
 
 type Done = Result<String, Box<dyn Error>>;
 type Made = Result<Arc<dyn TargetVm>, VmError>;
+type Guest = (Arc<Machine>, Arc<Migratable>);
 
 /// A machine that the engine asks the event loop to make, and where the answer goes.
 struct Order {
@@ -42,7 +43,9 @@ struct Order {
 /// The VMM. Only the event loop touches it.
 pub struct Vmm {
     kvm: Kvm,
-    guest: Option<(Arc<Machine>, Arc<Migratable>)>,
+    guest: Option<Guest>,
+    /// A machine that the engine has not claimed yet. No command may use it, because another guest will arrive there.
+    made: Option<Guest>,
     parameters: Parameters,
     outgoing: Option<Migration>,
     /// Kept, because a source that lost the acknowledgement asks it for the guest's fate.
@@ -57,13 +60,13 @@ impl Vmm {
     pub fn new(kvm: Kvm) -> Result<Self, Box<dyn Error>> {
         let parameters = Parameters { on_thread_start: Some(filters::hook()?), ..Parameters::default() };
         let (wake, orders) = (EventFd::new(libc::EFD_NONBLOCK)?, channel());
-        Ok(Self { kvm, guest: None, parameters, outgoing: None, incoming: None, wake, orders })
+        Ok(Self { kvm, guest: None, made: None, parameters, outgoing: None, incoming: None, wake, orders })
     }
 
     /// Starts a guest with this many MiB of memory.
     pub fn boot(&mut self, mib: u32) -> Result<(), Box<dyn Error>> {
-        self.make(mib)?;
-        self.guest.as_ref().map_or(Ok(()), |(machine, _)| machine.boot())
+        let (machine, _) = self.guest.insert(self.make(mib)?);
+        machine.boot()
     }
 
     /// Waits for a guest. Its source's configuration decides what the machine is.
@@ -78,7 +81,9 @@ impl Vmm {
             wake.write(1).map_err(|error| VmError::new("wake the event loop", error))?;
             made.recv().map_err(|_| gone())?
         };
-        let (at, shared) = (at.parse::<Address>()?, SharedSettings::AsSource(SettingLimits::default()));
+        // The filters permit no postcopy.
+        let limits = SettingLimits { postcopy: false, ..SettingLimits::default() };
+        let (at, shared) = (at.parse::<Address>()?, SharedSettings::AsSource(limits));
         let (parameters, on) = (self.parameters.clone(), Capabilities::default());
         self.incoming = Some(Incoming::listen_with(&at, parameters, on, shared, tell("incoming"), make)?);
         Ok(())
@@ -97,6 +102,7 @@ impl Vmm {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 count => count?,
             };
+            self.take_claimed();
             for event in &events[..count] {
                 if event.data() as RawFd == self.wake.as_raw_fd() {
                     self.wake.read()?;
@@ -122,20 +128,25 @@ impl Vmm {
     fn fill_orders(&mut self) {
         while let Ok(Order { configuration, answer }) = self.orders.1.try_recv() {
             let made = Migratable::size_of(&configuration).and_then(|mib| {
-                let made =
-                    self.make(mib).map_err(|error| VmError::new("make the machine", error.to_string()));
-                made.map(|vm| vm as Arc<dyn TargetVm>)
+                self.make(mib).map_err(|error| VmError::new("make the machine", error.to_string()))
             });
+            let made = made.map(|made| self.made.insert(made).1.clone() as Arc<dyn TargetVm>);
             // The engine has given up if nothing waits for the answer.
             let _ = answer.send(made);
         }
     }
 
-    fn make(&mut self, mib: u32) -> Result<Arc<Migratable>, Box<dyn Error>> {
+    /// Gives the machine that was made to the commands, as soon as the engine has claimed it.
+    fn take_claimed(&mut self) {
+        if self.incoming.as_ref().is_some_and(|incoming| incoming.settings().is_some()) {
+            self.guest = self.made.take().or(self.guest.take());
+        }
+    }
+
+    fn make(&self, mib: u32) -> Result<Guest, Box<dyn Error>> {
         let machine = Arc::new(Machine::on(&self.kvm, (mib as usize) << 20)?);
         let vm = Arc::new(Migratable::new(machine.clone(), mib)?);
-        self.guest = Some((machine, vm.clone()));
-        Ok(vm)
+        Ok((machine, vm))
     }
 
     fn command(&mut self, line: &str) -> Done {
@@ -177,3 +188,7 @@ impl Vmm {
 fn tell(which: &'static str) -> Arc<dyn Observer> {
     Arc::new(move |event: &Event| println!("{which}: {event:?}"))
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/claimed.rs"]
+mod tests;

@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use sterna::{
-    Address, Capabilities, Event, Incoming, Migration, Observer, Parameters, SettingLimits, SharedSettings,
-    TargetVm, VmError,
+    Address, Arrival, Capabilities, Event, Incoming, Migration, Observer, Parameters, SettingLimits,
+    SharedSettings, TargetVm, VmError,
 };
 
 use crate::disk::Disk;
@@ -58,6 +59,7 @@ impl Migrator {
             make,
         )?;
         let Ok(vm) = is_made.recv() else { return Err(format!("no machine: {:?}", incoming.wait()).into()) };
+        wait_until_claimed(&incoming)?;
         let machine = vm.machine().clone();
         Ok((machine, Self { vm, parameters, outgoing: None, incoming: Some(incoming) }))
     }
@@ -135,6 +137,18 @@ impl Migrator {
     }
 }
 
+/// Waits until the engine has claimed the machine that was made. Before that, an operator's command could use it, while a
+/// guest arrives there.
+fn wait_until_claimed(incoming: &Incoming) -> Done {
+    while incoming.settings().is_none() {
+        // A small guest may be claimed and complete within this wait.
+        if let Some(Arrival::Failed(error)) = incoming.wait_timeout(Duration::from_millis(5)) {
+            return Err(error.into());
+        }
+    }
+    Ok(())
+}
+
 /// Capabilities for a mapped-ram file, in which pages can be restored in parallel.
 fn for_file() -> Capabilities {
     Capabilities { mapped_ram: true, ..Capabilities::default() }
@@ -148,3 +162,7 @@ fn at_file(path: &Path) -> Address {
 fn tell(which: &'static str) -> Arc<dyn Observer> {
     Arc::new(move |event: &Event| println!("{which}: {event:?}"))
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/claimed.rs"]
+mod tests;
