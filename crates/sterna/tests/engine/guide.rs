@@ -12,12 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::certificates::good_directory;
-use crate::common::{self, assert_arrived, config, multifd, pair, parameters};
+use crate::common::{self, assert_arrived, assert_lives_on, config, multifd, pair, parameters};
+use crate::support::vm::order;
+use crate::support::{PATIENCE, vms};
 use sterna::ram::dirty::{DirtyBitmaps, LoggedRange, SyncReport, VhostLog};
 use sterna::ram::{Backing, DirtyError, DirtySource, GuestRam, PAGE_BYTES, PageBitmap, RamBlock, RamError};
 use sterna::{
     Address, Arrival, Authorization, Capabilities, CredentialsError, Decision, Incoming, Migration, Outcome,
-    Parameters, RunState, SourceVm, Statistics, TargetVm, Tls, TlsEndpoint, Waited,
+    Parameters, RunState, SourceVm, Statistics, Status, TargetVm, Tls, TlsEndpoint, Waited,
 };
 use sterna_guests::process::ProcessGuest;
 
@@ -113,8 +115,19 @@ fn save(vm: Arc<dyn SourceVm>, to: &Address) -> Result<Migration, Box<dyn Error>
     }
 }
 
-fn restore(vm: Arc<dyn TargetVm>, from: &Address) -> Result<RunState, Box<dyn Error>> {
+fn restore(
+    vm: Arc<dyn TargetVm>,
+    from: &Address,
+    is_repaired: impl Fn() -> bool,
+) -> Result<RunState, Box<dyn Error>> {
     let incoming = Incoming::listen(vm, from, Parameters::default(), for_files(), Arc::new(()))?;
+    while incoming.wait_timeout(Duration::from_millis(100)).is_none() {
+        // Everything is loaded, and a hook, `prepare_start` or `start` has failed. A warning has the reason.
+        if incoming.status() == Status::Held {
+            // `discard` ends the restore with that reason. The file still has the guest.
+            if is_repaired() { incoming.release()? } else { incoming.discard()? }
+        }
+    }
     // No source can ask about a file, so no time is needed for questions.
     match incoming.settle(Duration::ZERO) {
         Arrival::Completed(run_state) => Ok(run_state),
@@ -131,12 +144,39 @@ fn guest_of_the_guide_is_saved_and_restored() {
 
     let saved = save(source.clone(), &file).expect("saved");
 
-    assert_eq!(restore(target.clone(), &file).expect("restored"), RunState::Running);
+    assert_eq!(restore(target.clone(), &file, || false).expect("restored"), RunState::Running);
     assert_arrived(&Outcome::Completed, &Arrival::Completed(RunState::Running), &target);
     assert!(saved.is_saved());
     saved.resume_saved().expect("the guest of the save resumes");
     assert_eq!(source.run_state(), RunState::Running);
     SourceVm::stop(&*source).expect("stopped");
+}
+
+#[test]
+fn restore_of_the_guide_whose_start_fails_ends_as_the_operator_decides() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file: Address = format!("file:{}", directory.path().join("guest").display()).parse().expect("a file");
+    let (source, target) = vms();
+    save(source, &file).expect("saved");
+    let (ended, has_ended) = std::sync::mpsc::channel();
+
+    // On another thread, because the failure of this test is a call that does not return.
+    std::thread::spawn(move || {
+        order(&target.fail_start, true);
+        let refused = restore(target.clone(), &file, || false).expect_err("it cannot start").to_string();
+        let repair = || {
+            order(&target.fail_start, false);
+            true
+        };
+        order(&target.fail_start, true);
+        let restored = restore(target.clone(), &file, repair).map_err(|error| error.to_string());
+        ended.send((refused, restored, target.guest.clone())).expect("the test waits");
+    });
+
+    let (refused, restored, guest) = has_ended.recv_timeout(PATIENCE).expect("the restore ends");
+    assert!(refused.contains("told to fail"), "{refused}");
+    assert_eq!(restored, Ok(RunState::Running));
+    assert_lives_on(&guest);
 }
 
 #[test]
