@@ -106,9 +106,9 @@ pub const COMMANDS: &[CommandSpec] = &[
     command("object-del", "Deletes an object. Migrations that use it keep what they have.").takes(&[
         required("id", Text, "Its id."),
     ]),
-    command("x-sterna-decide", "Decides which side has the guest, when this side has lost contact to the other \
-                                side. In postcopy, `destination` changes an undecided migration to \
-                                `postcopy-paused`; there, it gives up the pages that the destination lacks.").takes(&[
+    command("x-sterna-decide", "Decides which side has the guest, when contact is lost. In postcopy, `destination` \
+                                changes an undecided migration to `postcopy-paused`; there, it gives up the pages \
+                                that the destination lacks.").takes(&[
         required("guest", MemberKind::Any, "`source`: it resumes here; `destination`: it stays stopped here permanently. Of a protection: primary and standby."),
     ]),
     command("query-block", "Lists the disks, `disk0` and so on.").returns(List(BLOCK)),
