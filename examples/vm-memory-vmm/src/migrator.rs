@@ -137,8 +137,8 @@ impl Migrator {
     }
 }
 
-/// Waits until the engine has claimed the machine that was made. Before that, an operator's command could use it, while a
-/// guest arrives there.
+/// Waits until the engine has claimed the new machine. Before that, an operator's command could start the empty machine
+/// while the source's guest arrives in it.
 fn wait_until_claimed(incoming: &Incoming) -> Done {
     while incoming.settings().is_none() {
         // A small guest may be claimed and complete within this wait.

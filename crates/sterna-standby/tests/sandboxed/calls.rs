@@ -36,7 +36,7 @@ enum End {
     CutInSeeding,
     /// The operator cancels before a checkpoint is held.
     CancelInSeeding,
-    /// No standby listens.
+    /// The primary connects to an address at which no standby listens.
     NoStandby,
 }
 

@@ -196,7 +196,7 @@ fn restore_that_settles_waits_for_no_question_because_a_file_asks_none() {
     assert_arrived(&Outcome::Completed, &arrival, &target);
 }
 
-/// The VMM's connection to a back end. This one records what it is told.
+/// Replaces the VMM's connection to a vhost back end: records whether the back end was told to log its writes.
 #[derive(Default)]
 struct BackEnd {
     logs: AtomicBool,

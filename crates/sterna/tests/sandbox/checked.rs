@@ -105,8 +105,8 @@ fn is_rare(call: &Syscall) -> bool {
         Argument::Is { name, .. } => name == "KVM_RESET_DIRTY_RINGS",
         // Versions of the C library differ in the call of `stat(2)`.
         _ if ["fstat", "newfstatat"].contains(&call.name) => true,
-        // Threads wait for a lock, the process is stopped during a wait, or the allocator changes the heap or counts
-        // processors.
+        // Only some runs make these calls: a thread waits for a lock, the process is stopped during a wait, or the
+        // allocator grows the heap or counts processors.
         _ => {
             let rare =
                 ["brk", "clock_nanosleep", "mremap", "openat", "read", "restart_syscall", "sched_yield"];

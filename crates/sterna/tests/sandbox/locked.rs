@@ -16,7 +16,7 @@ use crate::recorder::{MARK, mark};
 /// Role numbers of the recorder: the index of the engine's role, or one of these.
 pub const SOURCE_CALLER: u32 = 500;
 pub const DESTINATION_CALLER: u32 = 501;
-/// The test itself.
+/// The test's own thread, whose calls are not compared with the table.
 pub const DRIVER: u32 = 999;
 
 /// Every thread of the engine, and the threads that start the sides, have exactly the rules of the table.
