@@ -153,14 +153,19 @@ fn in_compressed(error: ImageError, format: Format, stream_offset: u64, places: 
 }
 
 /// The lengths of section bodies in the description of `source`; `None` without a description.
+///
+/// Descriptions are small, and the largest allowed one is not: the parts that are read grow, so that a restore does not wait
+/// for 16 MiB. Each part is longer than a description that can be in it. The devices need not be complete in it.
 fn section_lengths(source: &dyn ReadAt) -> Option<Vec<SectionLength>> {
     let end = source.len_bytes().ok()?;
-    // The margin exceeds the largest description. The devices need not be complete in this part.
-    let start = end.saturating_sub(VM_DESCRIPTION_BYTES as u64 + 64);
-    let mut bytes = vec![0; (end - start) as usize];
-    read_exact(source, "", start, &mut bytes, "the description").ok()?;
-    let description = tail::split(&bytes, true).description?;
-    vmdesc::section_lengths(&bytes[description]).ok()
+    [64 << 10, 1 << 20, VM_DESCRIPTION_BYTES as u64 + 64].into_iter().find_map(|length| {
+        let mut bytes = vec![0; length.min(end) as usize];
+        read_exact(source, "", end - bytes.len() as u64, &mut bytes, "the description").ok()?;
+        let description = tail::split(&bytes, true).description?;
+        // If other bytes follow, a larger part may have a description that ends at the last byte.
+        let is_last = description.end == bytes.len() || length > VM_DESCRIPTION_BYTES as u64;
+        if is_last { vmdesc::section_lengths(&bytes[description]).ok() } else { None }
+    })
 }
 
 /// Reads the container before the stream in `source`. The form of a bare stream is not known yet.

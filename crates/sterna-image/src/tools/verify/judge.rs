@@ -98,7 +98,7 @@ pub(super) fn is_suspect(window: &Window<'_>, list: &BlockList, bitmaps: &[Bits]
 
 /// The pages whose bits are set.
 fn set_pages(bits: &Bits) -> impl Iterator<Item = u64> {
-    bits.words.iter().enumerate().flat_map(|(index, word)| {
+    bits.words.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(|(index, word)| {
         (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index as u64 * 64 + bit)
     })
 }
