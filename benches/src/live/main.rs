@@ -143,8 +143,9 @@ fn start(lab: &Lab, args: &Args, load: &[String]) -> Result<Peer, Failure> {
     lab.start_tide(arguments)
 }
 
+/// The monitor's socket, which serves several clients at once.
 fn address(guest: &Peer) -> String {
-    format!("unix:{}", guest.socket().display())
+    format!("unix:{}", guest.directory().join("qmp").display())
 }
 
 fn sterna(args: &Args, arguments: &[&str]) -> Result<String, Failure> {
