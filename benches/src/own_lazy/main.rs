@@ -176,7 +176,9 @@ fn measure(args: &Args, mib: u64, directory: &Path, variant: &Variant) -> Result
         match restore["status"].as_str() {
             Some("completed") => break,
             // The guest can run before the command notes it.
-            Some("loading" | "active") if began.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            Some("loading" | "active") if began.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5))
+            }
             _ => return Err(format!("{}: {restore}", variant.name).into()),
         }
     }

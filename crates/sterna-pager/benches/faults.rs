@@ -65,7 +65,8 @@ fn run(bytes: u64) -> Result<(), Failure> {
     println!("| what | measured | goal |\n| --- | --- | --- |");
     bare_faults(directory.path(), &image, bytes)?;
     for (kind, path, goal) in [("raw", &image, 30), ("compressed", &compressed, 150)] {
-        for (name, fill) in [("off", FillRate::Off), ("adaptive", FillRate::Adaptive), ("max", FillRate::Max)] {
+        for (name, fill) in [("off", FillRate::Off), ("adaptive", FillRate::Adaptive), ("max", FillRate::Max)]
+        {
             let (pager, mut guest) = served(path, bytes, fill)?;
             let answer = guest.ask(LATENCIES)?;
             let faults = pager.guests().first().map_or(0, |guest| guest.faults) as usize;
@@ -154,7 +155,12 @@ fn shown(what: &str, answer: &str, faults: usize, goal: &str) {
         let index = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
         times.get(index).map_or(f64::NAN, |time| *time as f64 / 1e3)
     };
-    println!("| {what} ({} faults): p50; p99 | {:.1} µs; {:.1} µs | {goal} |", times.len(), of(0.5), of(0.99));
+    println!(
+        "| {what} ({} faults): p50; p99 | {:.1} µs; {:.1} µs | {goal} |",
+        times.len(),
+        of(0.5),
+        of(0.99)
+    );
 }
 
 fn work(image: &Path, bytes: u64, name: &str, fill: FillRate) -> Result<(), Failure> {

@@ -32,10 +32,7 @@ pub fn serve(listener: &UnixListener, image: &Path) -> Result<(), Failure> {
     let file = std::fs::File::open(image)?;
     let (mut events, mut page) = (Vec::new(), vec![0; PAGE as usize]);
     loop {
-        let mut watched = [
-            PollFd::new(&memory, PollFlags::IN),
-            PollFd::new(&socket, PollFlags::RDHUP),
-        ];
+        let mut watched = [PollFd::new(&memory, PollFlags::IN), PollFd::new(&socket, PollFlags::RDHUP)];
         poll(&mut watched, None)?;
         if !watched[1].revents().is_empty() {
             return Ok(());
