@@ -10,6 +10,7 @@ pub mod machines;
 pub mod markdown;
 pub mod peer;
 pub mod raw;
+pub mod s3;
 pub mod words;
 
 /// A description of what failed.

@@ -1,5 +1,10 @@
 //! Frames: pages that are compressed, and encrypted if the image is (`specs/image.md §7`).
 
+use std::cell::RefCell;
+use std::io;
+
+use zstd::bulk::{Compressor, Decompressor};
+
 use crate::digest::Digest;
 use crate::key::{Crypt, SEAL_BYTES};
 use crate::layout::{FrameEntry, PAGE_BYTES};
@@ -12,18 +17,18 @@ pub(crate) struct Packed {
 
 /// Makes frames, on one thread.
 pub(crate) struct Packer {
-    zstd: Option<zstd::bulk::Compressor<'static>>,
+    zstd: Option<Compressor<'static>>,
 }
 
 impl Packer {
     /// Makes a packer with zstd's `level`; 0 means no compression.
-    pub(crate) fn new(level: i32) -> std::io::Result<Self> {
-        let zstd = if level == 0 { None } else { Some(zstd::bulk::Compressor::new(level)?) };
+    pub(crate) fn new(level: i32) -> io::Result<Self> {
+        let zstd = if level == 0 { None } else { Some(Compressor::new(level)?) };
         Ok(Self { zstd })
     }
 
     /// Changes zstd's level; 0 means no compression.
-    pub(crate) fn set_level(&mut self, level: i32) -> std::io::Result<()> {
+    pub(crate) fn set_level(&mut self, level: i32) -> io::Result<()> {
         match &mut self.zstd {
             Some(zstd) if level != 0 => zstd.set_compression_level(level),
             _ => Self::new(level).map(|packer| *self = packer),
@@ -31,7 +36,7 @@ impl Packer {
     }
 
     /// Compresses and encrypts `pages`, whose digest is `digest`.
-    pub(crate) fn pack(&mut self, crypt: &Crypt, digest: Digest, pages: &[u8]) -> std::io::Result<Packed> {
+    pub(crate) fn pack(&mut self, crypt: &Crypt, digest: Digest, pages: &[u8]) -> io::Result<Packed> {
         let compressed = self.zstd.as_mut().map(|zstd| zstd.compress(pages)).transpose()?;
         // A frame that compression shortens by less than a sixteenth is stored raw, because it is read faster then.
         let most = pages.len() - pages.len() / 16;
@@ -59,7 +64,7 @@ pub(crate) fn unpack(crypt: &Crypt, entry: &FrameEntry, stored: Vec<u8>) -> Resu
     let pages = match entry.is_raw {
         true => text,
         // The capacity is the limit: a frame that expands further is refused, and no memory is allocated for it.
-        false => match zstd::bulk::decompress(&text, length) {
+        false => match decompress(&text, length) {
             Ok(pages) => pages,
             Err(error) => return Err(format!("it does not decompress to {length} bytes: {error}")),
         },
@@ -71,6 +76,20 @@ pub(crate) fn unpack(crypt: &Crypt, entry: &FrameEntry, stored: Vec<u8>) -> Resu
         true => Ok(pages),
         false => Err("its pages have another digest than the index names".to_owned()),
     }
+}
+
+fn decompress(text: &[u8], most: usize) -> io::Result<Vec<u8>> {
+    thread_local! {
+        /// zstd's context is larger than a frame, and making one takes as long as decompressing it.
+        static ZSTD: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+    }
+    ZSTD.with_borrow_mut(|kept| {
+        let zstd = match kept {
+            Some(zstd) => zstd,
+            None => kept.insert(Decompressor::new()?),
+        };
+        zstd.decompress(text, most)
+    })
 }
 
 #[cfg(test)]
