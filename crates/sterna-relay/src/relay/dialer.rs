@@ -22,6 +22,8 @@ use crate::session::{Opening, Role};
 
 /// Limit of one attempt to connect and greet.
 const ATTEMPT: Duration = Duration::from_secs(10);
+/// The same for a session that had a carrier. After an outage, a new attempt is sooner than the kernel's retries of the old one.
+const NEXT_ATTEMPT: Duration = Duration::from_secs(5);
 /// Pauses between attempts: the first, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -292,11 +294,12 @@ impl Lane {
     fn attempt(&self, has_begun: bool) -> Result<(), RelayError> {
         let Self { shared, live, lane, .. } = self;
         let tls = shared.options.security.tls.as_ref();
+        let limit = if has_begun { NEXT_ATTEMPT } else { ATTEMPT };
         let adopt = |channel: Channel| {
-            channel.set_stall_limit(Some(ATTEMPT));
+            channel.set_stall_limit(Some(limit));
             Arc::new(channel)
         };
-        let channel = Channel::connect_with(&shared.to, tls, ATTEMPT, &live.cancel, adopt)?;
+        let channel = Channel::connect_with(&shared.to, tls, limit, &live.cancel, adopt)?;
         let attempt = {
             let mut attempts = self.attempts.lock();
             *attempts += 1;
