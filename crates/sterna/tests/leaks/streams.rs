@@ -527,17 +527,28 @@ fn devices_of_a_paused_guest_are_saved_too() {
 
 #[test]
 fn stream_through_a_file_of_any_form_arrives_whole() {
+    through_files(&|calls| banks(2, 2_500_000, 1_000_000)(calls));
+}
+
+/// A stored guest stays stopped, so no downtime limit delays the stop. Its devices are read only after the stop.
+#[test]
+fn devices_that_take_longer_than_the_downtime_limit_are_saved_into_a_file() {
+    through_files(&|calls| read_while_running(banks(2, 2_500_000, 1_000_000)(calls)));
+}
+
+fn through_files(banks: &dyn Fn(&Calls) -> Vec<Bank>) {
     case("streams", || {
         let directory = tempfile::tempdir().unwrap();
         for mapped_ram in [false, true] {
-            let machines = Machines::new(banks(2, 2_500_000, 1_000_000));
+            let machines = Machines::new(banks);
             let path = directory.path().join(format!("image-{mapped_ram}"));
             let to = sterna::Address::File { path, offset: 0 };
             let (params, _) = multifd(2);
             let capabilities = Capabilities { mapped_ram, multifd: mapped_ram, ..Capabilities::default() };
 
             let migration = vm::start(&machines.source, &to, &params, capabilities, Arc::new(()));
-            let outcome = migration.wait();
+            let waited = migration.wait_timeout(sterna_testing::stretched(Duration::from_secs(60)));
+            let sterna::Waited::Ended(outcome) = waited else { panic!("{waited:?}") };
             assert!(matches!(outcome, Outcome::Completed), "{outcome:?}");
             let target = Arc::clone(&machines.target) as Arc<dyn sterna::TargetVm>;
             let incoming =

@@ -458,8 +458,12 @@ impl DeviceStreams {
         serial::send(&self.streams, waits, main)
     }
 
-    /// The remaining bytes of the streams; `None` before every device has answered.
+    /// The bytes of the streams that delay the stop; `None` before every device has answered.
     pub(super) fn remaining(&self) -> Option<StreamsRemaining> {
+        if self.shared.session.facts.stores {
+            // A stored guest stays stopped, and its streams are read only then: the stop gains nothing by a delay.
+            return Some(StreamsRemaining::default());
+        }
         self.streams.remaining(self.way)
     }
 
