@@ -65,8 +65,8 @@ impl Address {
         HandedFd::listener(fd).map(Address::Handed)
     }
 
-    /// The address of a connected TCP or Unix socket, for either side of a migration. It is one channel, so multifd
-    /// and `postcopy-preempt` are refused with it.
+    /// The address of a connected TCP or Unix socket, for either side of a migration. It is one channel, so multifd,
+    /// `postcopy-preempt` and a reconnect window are refused with it.
     ///
     /// `fd` is closed with the channel.
     ///

@@ -230,7 +230,7 @@ parameters! {
     /// `x-sterna-reconnect-window`: time in which a lost connection is replaced, so that the migration continues.
     /// This applies before the commit (specs/extension.md §13). Zero: a lost connection ends the migration. Both
     /// sides must set it. The source dials for this time; the destination waits for its source for this time plus
-    /// `limits.stall`.
+    /// `limits.stall`. Refused over `rdma:` and over a connected socket, because that connection cannot be replaced.
     fixed reconnect_window: Duration = Duration::ZERO,
     /// Whether a source compares the paused guest's memory at the last sync with its memory after the devices were
     /// saved. For tests of a VMM: it reads all memory twice while the guest is paused.

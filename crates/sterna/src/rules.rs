@@ -26,6 +26,8 @@ pub enum Feature {
     UnixSocket,
     /// A connected descriptor that was passed to this process (`fd:`, or through the API). A listening one is not.
     Descriptor,
+    /// A connected socket that was passed to this process: a descriptor that is no pipe.
+    ConnectedSocket,
     /// Separate channels for pages (`multifd`).
     Multifd,
     /// Compressed pages on multifd channels (`multifd-compression`).
@@ -83,6 +85,7 @@ impl Feature {
             Self::Rdma => "RDMA",
             Self::UnixSocket => "Unix socket",
             Self::Descriptor => "descriptor",
+            Self::ConnectedSocket => "connected socket",
             Self::Multifd => "multifd",
             Self::Compression => "zstd, zlib",
             Self::MappedRam => "mapped-ram",
@@ -152,6 +155,7 @@ impl Features {
             .with(Feature::Rdma, matches!(address, Address::Rdma { .. }))
             .with(Feature::UnixSocket, matches!(address, Address::Unix(_)))
             .with(Feature::Descriptor, address.is_descriptor())
+            .with(Feature::ConnectedSocket, address.is_descriptor() && !address.is_pipe())
     }
 
     /// Adds `feature` to the set if `is_on`.
@@ -248,6 +252,11 @@ const fn needs_postcopy(one: Feature, what: &'static str) -> Rule {
     both(one, Needs, Feature::Postcopy, SettingsError::NeedsPostcopy { what })
 }
 
+/// A rule of both sides: a transport whose connections cannot be replaced.
+const fn no_reconnection(one: Feature, over: &'static str) -> Rule {
+    both(one, Excludes, Feature::Reconnect, SettingsError::CannotReconnect { over })
+}
+
 /// A rule of the source: excludes a feature from a live save.
 const fn live_save(other: Feature, what: &'static str) -> Rule {
     source(Feature::LiveSave, Excludes, other, SettingsError::LiveSaveExcludes { what })
@@ -272,6 +281,8 @@ pub static RULES: &[Rule] = &[
     both(Feature::MappedRam, Excludes, Feature::Descriptor, SettingsError::MappedNeedsFile),
     both(Feature::MappedRam, Excludes, Feature::Compression, SettingsError::MappedIsUncompressed),
     both(Feature::Descriptor, Excludes, Feature::Multifd, SettingsError::DescriptorIsOneChannel),
+    no_reconnection(Feature::ConnectedSocket, "a connected socket"),
+    no_reconnection(Feature::Rdma, "rdma:"),
     source(Feature::SameHost, Needs, Feature::UnixSocket, SettingsError::CprNeedsUnix),
     // TLS protects nothing here: the destination is on this host, and a process that can read the socket can read its
     // memory.

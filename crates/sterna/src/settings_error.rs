@@ -39,6 +39,15 @@ pub enum SettingsError {
     /// Multifd over a single descriptor.
     #[error("a descriptor is one channel: switch multifd off, or give the address of a TCP or Unix socket")]
     DescriptorIsOneChannel,
+    /// A reconnect window over a connection that cannot be replaced.
+    #[error(
+        "a lost connection over {over} cannot be replaced: set reconnect_window to 0, or give the address of a TCP or \
+         Unix socket"
+    )]
+    CannotReconnect {
+        /// The transport.
+        over: &'static str,
+    },
     /// TLS credentials with a file.
     #[error("a file does not support TLS: give no credentials")]
     FileHasNoTls,

@@ -52,6 +52,12 @@ fn of_settings(error: &SettingsError) -> String {
         SettingsError::DescriptorIsOneChannel => {
             "a descriptor (fd:) is one channel: switch multifd off, or give tcp: or unix:"
         }
+        SettingsError::CannotReconnect { over } => {
+            return format!(
+                "a lost connection over {over} cannot be replaced: set x-sterna-reconnect-window to 0, or give tcp: \
+                 or unix:"
+            );
+        }
         SettingsError::FileHasNoTls => "a file does not support TLS: leave tls-creds empty",
         SettingsError::FileDoesNotAnswer => {
             "switchover-ack needs a destination that answers, which a file does not: switch it off"
@@ -104,6 +110,7 @@ mod tests {
             (SettingsError::MappedIsUncompressed, "multifd-compression"),
             (SettingsError::RdmaHasNoTls, "tls-creds"),
             (SettingsError::RdmaIsUncompressed, "multifd-compression"),
+            (SettingsError::CannotReconnect { over: "rdma:" }, "x-sterna-reconnect-window"),
             (SettingsError::WrongCredentials { needed: TlsEndpoint::Server }, "tls-creds"),
             (SettingsError::TwoThrottles, "auto-converge"),
             (SettingsError::AckNeedsReturnPath, "return-path"),

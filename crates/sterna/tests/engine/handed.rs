@@ -2,11 +2,13 @@
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::common;
+use sterna::rules::{self, Features};
 use sterna::{
-    Address, Capabilities, DescriptorProblem, Incoming, Migration, Parameters, SettingsError, SourceVm,
-    StartError, TargetVm,
+    Address, Capabilities, DescriptorProblem, HandedFd, Incoming, Migration, Parameters, SettingsError,
+    SourceVm, StartError, TargetVm,
 };
 use sterna_guests::process::ProcessGuest;
 
@@ -65,6 +67,31 @@ fn several_channels_over_one_connected_socket_are_refused_by_name_on_both_sides(
     let refused = Migration::start(leaving, &to, settings.0, settings.1, Arc::new(())).err().unwrap();
     assert!(is_one(&refused), "{refused}");
     common::assert_lives_on(&source);
+}
+
+/// The connection cannot be replaced, so the window would have no effect.
+#[test]
+fn reconnect_window_over_a_connected_socket_is_refused_on_both_sides() {
+    let params = Parameters { reconnect_window: Duration::from_secs(5), ..common::parameters() };
+    let settings = (params, Capabilities::default());
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (source, target) = common::pair(&common::config());
+    let is_named =
+        |error: &StartError| matches!(error, StartError::Settings(SettingsError::CannotReconnect { .. }));
+    let at = Address::from_connected(theirs.into()).unwrap();
+    let refused = listen(&target, &at, &settings).err().expect("no window");
+    assert!(is_named(&refused), "{refused}");
+    let leaving: Arc<dyn SourceVm> = Arc::clone(&source) as _;
+    let to = Address::from_connected(ours.into()).unwrap();
+    let refused = Migration::start(leaving, &to, settings.0.clone(), settings.1, Arc::new(())).err().unwrap();
+    assert!(is_named(&refused), "{refused}");
+    common::assert_lives_on(&source);
+
+    // A pipe has no connection to lose.
+    let (_reader, writer) = std::io::pipe().unwrap();
+    let pipe = Address::Handed(HandedFd::new(writer.into(), "pipe"));
+    let features = Features::of(&pipe, &settings.0, &settings.1);
+    assert_eq!(rules::check(features, rules::Side::Source), Ok(()));
 }
 
 #[test]

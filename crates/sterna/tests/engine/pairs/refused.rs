@@ -366,6 +366,7 @@ fn set(feature: Feature, is_on: bool, settings: &mut Settings) -> bool {
         Feature::Postcopy => settings.capabilities.postcopy_ram = is_on,
         Feature::Preempt => settings.capabilities.postcopy_preempt = is_on,
         Feature::Blocktime => settings.capabilities.postcopy_blocktime = is_on,
+        Feature::Reconnect if is_on => settings.params.reconnect_window = Duration::from_secs(1),
         Feature::PostcopyAtStandstill if is_on => settings.params.non_convergence = NonConvergence::Postcopy,
         Feature::PostcopyAfter if is_on => settings.params.postcopy_after = Duration::from_secs(1),
         Feature::PostcopyAfterRounds if is_on => settings.params.postcopy_after_rounds = 1,
