@@ -2,7 +2,7 @@
 
 pub(crate) use sterna_forecast::precopy::{
     Answer, Backlog, Begun, Counts, HALF_LIFE, Input, LONGEST, Meter, Output, Recorded, RoundProgress,
-    SHOWN_HALF_LIFE, Settings, Snapshot, Standstill, StreamsRemaining, SyncResult, WINDOW,
+    SHOWN_HALF_LIFE, Settings, Snapshot, Standstill, StreamsRemaining, SyncResult, TRIED_PAGES, WINDOW,
 };
 pub use sterna_forecast::precopy::{DowntimeEstimate, FIXED_DOWNTIME, MARGIN, Recording, allowed};
 

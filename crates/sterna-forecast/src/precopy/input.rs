@@ -125,7 +125,8 @@ pub enum Output {
     Sync,
     /// Make the next round from the pages found by syncs, and let lanes enter it.
     Publish {
-        /// Send some zero pages with content, to measure the network. No bandwidth is known, and device state waits.
+        /// Send some pages, also zero pages, with content, to measure the network. Device state waits, and no bandwidth is
+        /// known, or the last measurement is old.
         tries_network: bool,
     },
     /// Wait until all lanes have finished round `number` (the first is 1). Write its flush, then report

@@ -43,6 +43,11 @@ impl Meter {
         })
     }
 
+    /// Lowers the weight of earlier windows, as if a window of the length `passed` had followed them.
+    pub(crate) fn fade(&mut self, passed: Duration) {
+        self.pace = self.pace.faded(passed);
+    }
+
     /// Closes the window, even if it is short.
     pub fn close(&mut self, now: Duration, counts: Counts) {
         if counts.bytes() > self.before.bytes() {

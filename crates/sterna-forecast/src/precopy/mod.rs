@@ -37,7 +37,7 @@ pub use input::{
 };
 pub use meter::{Meter, WINDOW};
 pub use pace::{HALF_LIFE, LONGEST, SHOWN_HALF_LIFE};
-pub use policy::Policy;
+pub use policy::{Policy, TRIED_PAGES};
 pub use recording::Recorded;
 pub use recording::Recording;
 pub use settings::Settings;

@@ -92,6 +92,21 @@ impl Pace {
         sum
     }
 
+    /// The same estimates, with less weight in later ones.
+    pub(crate) fn faded(&self, passed: Duration) -> Self {
+        let keep = 0.5f64.powf(passed.as_secs_f64() / self.half_life.as_secs_f64());
+        Self {
+            bytes: self.bytes * keep,
+            moving: self.moving * keep,
+            encode: self.encode * keep,
+            look: self.look * keep,
+            normal: self.normal * keep,
+            pages: self.pages * keep,
+            content: self.content * keep,
+            ..*self
+        }
+    }
+
     /// Whether enough was sent for an estimate.
     pub fn is_tried(&self) -> bool {
         self.content > 0.0

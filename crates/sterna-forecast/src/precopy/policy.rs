@@ -22,6 +22,10 @@ const UNMEASURED: Duration = Duration::from_millis(20);
 const HEAD_START: Duration = Duration::from_micros(500);
 /// How long a round waits for devices if only their state exceeds the limit.
 const STREAM_PATIENCE: Duration = Duration::from_millis(20);
+/// Pages that the engine sends to measure the network without other pages: 4 MiB.
+pub const TRIED_PAGES: u64 = 1024;
+/// Minimum time with few pages after which the network is measured again.
+const TRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long to wait for acknowledgements before the next sync (specs/stream.md §8).
 const ACK_PATIENCE: Duration = Duration::from_millis(100);
 /// Minimum time between two syncs from which a dirty rate is computed. Shorter times are inaccurate.
@@ -47,6 +51,12 @@ pub struct Policy {
     expected: Duration,
     estimate: Option<DowntimeEstimate>,
     streams_need: Duration,
+    /// Begin of the interval after which the network may be measured again, and the bytes of content until then.
+    interval: (Duration, u64),
+    /// The last round measures the network.
+    is_trying: bool,
+    /// At the last judgement device state would have fitted the limit over a faster network.
+    waits_for_network: bool,
     /// At the last judgement only device state that moves in the downtime exceeded the limit.
     is_slowing_useless: bool,
     /// Time of the last judgement of convergence, and the counters at that time.
@@ -119,6 +129,9 @@ impl Policy {
             expected: Duration::ZERO,
             estimate: None,
             streams_need: Duration::ZERO,
+            interval: (snapshot.now, snapshot.counts.content_bytes()),
+            is_trying: false,
+            waits_for_network: false,
             is_slowing_useless: false,
             judged: (snapshot.now, snapshot.counts),
             dirtied_pages: 0,
@@ -258,10 +271,36 @@ impl Policy {
 
     /// Publishes the next round. Unless lanes are dry, the previous round must be flushed first.
     fn publish(&mut self, dry: bool) {
-        let tries_network = self.verdict == Verdict::WaitsForStreams && !self.pace().is_tried();
+        let tries_network = self.tries_network();
         self.outputs.push(Output::Publish { tries_network });
         self.round_number += 1;
         if dry { self.enter_round() } else { self.run_dry(self.round_number - 1, false) }
+    }
+
+    /// Whether the next round measures the network with pages that would not be sent otherwise.
+    ///
+    /// That is so before any measurement. It is also so if device state waits only for the network, and few pages were
+    /// sent for some time: the last measurement may be from a slow moment. Tries take at most half of the bandwidth.
+    fn tries_network(&mut self) -> bool {
+        let (now, content) = (self.snapshot.now, self.snapshot.counts.content_bytes());
+        let (since, before) = self.interval;
+        let passed = now.saturating_sub(since);
+        let least = self.lanes_need(TRIED_PAGES).unwrap_or_default().max(TRY_INTERVAL);
+        let was_trying = std::mem::replace(&mut self.is_trying, false);
+        let is_over = passed >= least;
+        if was_trying || is_over {
+            self.interval = (now, content);
+        }
+        if self.verdict != Verdict::WaitsForStreams {
+            return false;
+        }
+        let is_little = content.saturating_sub(before) < TRIED_PAGES * PAGE_BYTES;
+        let is_old = is_over && !was_trying && is_little && self.waits_for_network;
+        if is_old {
+            self.meter.fade(passed);
+        }
+        self.is_trying = is_old || !self.pace().is_tried();
+        self.is_trying
     }
 
     fn run_dry(&mut self, number: u64, fits: bool) {
@@ -345,11 +384,16 @@ impl Policy {
         self.expected = Duration::try_from_secs_f64(estimate.expected()).unwrap_or(Duration::MAX);
         self.estimate = Some(estimate);
         let limit = self.settings.downtime_limit.as_secs_f64();
-        self.is_slowing_useless = false;
+        (self.is_slowing_useless, self.waits_for_network) = (false, false);
+        let fits = |remaining: Duration| {
+            DowntimeEstimate { remaining: remaining.as_secs_f64(), ..estimate }.fits(limit)
+        };
         if estimate.fits(limit) || self.is_limit_lifted {
             Verdict::Fits
-        } else if (DowntimeEstimate { remaining: sending.as_secs_f64(), ..estimate }).fits(limit) {
+        } else if fits(sending) {
             self.is_slowing_useless = moves_in_downtime;
+            let measures = self.settings.avail_switchover_bandwidth_bytes == 0;
+            self.waits_for_network = measures && fits(sending.max(slowest));
             Verdict::WaitsForStreams
         } else {
             Verdict::TooLong

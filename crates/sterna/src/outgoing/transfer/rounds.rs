@@ -16,15 +16,12 @@ use crate::order::{RoundPages, SliceSize};
 use crate::outgoing::measure::LiveStatistics;
 use crate::outgoing::shared::Shared;
 use crate::outgoing::streams::DeviceStreams;
-use crate::precopy::{Backlog, Counts, RoundProgress, Snapshot, StreamsRemaining, SyncResult};
+use crate::precopy::{Backlog, Counts, RoundProgress, Snapshot, StreamsRemaining, SyncResult, TRIED_PAGES};
 #[cfg(feature = "reconnect")]
 use crate::reconnect::Missing;
 use crate::stats::{Round, SyncParts};
 use crate::threads::call;
 use crate::vm::RunState;
-
-/// Pages that are sent to measure a network without page content so far: 4 MiB.
-const TRIED_PAGES: u64 = 1024;
 
 /// The current round and the pages of the next one.
 pub(in crate::outgoing) struct Rounds {
