@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use serde_json::{Value, json};
 use sterna_drive::Progress;
 use sterna_qmp::{ClientError, Endpoint};
@@ -25,6 +27,21 @@ pub struct Arguments {
     /// Side that has the guest. Check the destination (for a protection: the standby) first, because two running guests
     /// destroy a shared disk
     pub guest: Side,
+    /// The status that you saw before you decided. In another status the decision is refused. Without this option, the
+    /// command takes the status at its start
+    #[arg(long, value_enum, value_name = "STATUS")]
+    pub expect: Option<Seen>,
+}
+
+/// A status of the source in which a decision is possible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Seen {
+    /// The acknowledgement was lost
+    Undecided,
+    /// The connection broke in postcopy. Counts as postcopy-recover, too
+    PostcopyPaused,
+    /// The source connects again in postcopy. Counts as postcopy-paused, too
+    PostcopyRecover,
 }
 
 /// A side of a migration.
@@ -63,12 +80,40 @@ pub fn execute(arguments: &Arguments) -> Done {
     // does not wait.
     let before = monitor.try_execute("query-migrate", Value::Null).unwrap_or_default();
     let was_undecided = before["x-sterna-undecided"] == true;
-    monitor.execute("x-sterna-decide", json!({ "guest": word }))?;
+    decide(&mut monitor, word, arguments.expect, seen(&before))?;
     if was_undecided || is_in_postcopy(&before) {
         wait(&mut monitor, was_undecided)?;
     }
     terminal::note(then);
     Ok(Status::Done)
+}
+
+/// Sends the decision. It is refused if the status is not the one that the operator or this command has seen.
+fn decide(monitor: &mut Monitor, guest: &str, given: Option<Seen>, seen: Option<Seen>) -> Result<(), Stop> {
+    let Some(expect) = given.or(seen) else {
+        return monitor.execute("x-sterna-decide", json!({ "guest": guest })).map(drop);
+    };
+    let value = expect.to_possible_value();
+    let status = value.as_ref().map_or("", PossibleValue::get_name);
+    match monitor.try_execute("x-sterna-decide", json!({ "guest": guest, "expect": status })) {
+        // A VM of an earlier version.
+        Err(ClientError::Refused { desc, .. })
+            if given.is_none() && desc.contains("'expect' is unexpected") =>
+        {
+            monitor.execute("x-sterna-decide", json!({ "guest": guest })).map(drop)
+        }
+        decided => decided.map(drop).map_err(|error| monitor.stop(error)),
+    }
+}
+
+/// The status in the answer to `query-migrate`, if a decision is possible in it.
+fn seen(query: &Value) -> Option<Seen> {
+    match query["status"].as_str() {
+        _ if query["x-sterna-undecided"] == true => Some(Seen::Undecided),
+        Some("postcopy-paused") => Some(Seen::PostcopyPaused),
+        Some("postcopy-recover") => Some(Seen::PostcopyRecover),
+        _ => None,
+    }
 }
 
 /// Waits until the source has ended its migration.

@@ -415,6 +415,13 @@ fn decision_about_an_undecided_postcopy_keeps_the_pages_and_names_the_command_th
         eventually("the loss", || is_undecided(&mut pair.here));
         eventually("the pause", || (status(&mut pair.there) == "postcopy-paused").then_some(()));
         let a = format!("unix:{}", pair._directory.path().join("a").display());
+        // An operator who saw another status decided about something else.
+        let other = Command::new(env!("CARGO_BIN_EXE_sterna"))
+            .args(["decide", &a, "destination", "--expect", "postcopy-paused"])
+            .output()
+            .unwrap();
+        assert_eq!(other.status.code(), Some(1), "{other:?}");
+        is_undecided(&mut pair.here).expect("nothing has changed");
 
         let decided = decide(&a);
 

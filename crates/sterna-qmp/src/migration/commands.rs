@@ -1,7 +1,7 @@
 //! Calls the method of [`MigrationControl`] for each command of [`COMMANDS`].
 
 use serde_json::{Map, Value, json};
-use sterna::{Address, HandedFd};
+use sterna::{Address, HandedFd, Status};
 use uuid::Uuid;
 
 use super::engine::GuestAt;
@@ -93,7 +93,10 @@ impl Handler for MigrationControl {
             "qom-list" => self.list_properties(text("path")?),
             "qom-get" => self.property(text("path")?, text("property")?),
             "human-monitor-command" => Ok(hmp::run(self, text("command-line")?, context).into()),
-            "x-sterna-decide" => self.decide(guest_at(text("guest")?)?).map(done),
+            "x-sterna-decide" => {
+                let seen = Arguments(arguments).string("expect")?.map(expected).transpose()?;
+                self.decide(guest_at(text("guest")?)?, seen).map(done)
+            }
             _ => self.execute_protection(command, arguments).unwrap_or_else(|| self.describe(command)),
         }
     }
@@ -183,6 +186,16 @@ fn with_descriptor(address: Address, context: &mut Context, may_be_pipe: bool) -
     Err(QmpError::generic(format!(
         "The descriptor '{name}' is not a socket; pass a connected socket{or_pipe}"
     )))
+}
+
+/// A status in which a decision is possible.
+fn expected(word: &str) -> Result<Status, QmpError> {
+    match word {
+        "undecided" => Ok(Status::Undecided),
+        "postcopy-paused" => Ok(Status::PostcopyPaused),
+        "postcopy-recover" => Ok(Status::PostcopyRecover),
+        _ => Err(QmpError::expects("expect", "'undecided', 'postcopy-paused' or 'postcopy-recover'")),
+    }
 }
 
 fn guest_at(word: &str) -> Result<GuestAt, QmpError> {

@@ -245,12 +245,19 @@ impl MigrationControl {
 
     /// Executes `x-sterna-decide`: the operator states which side has the guest after the acknowledgement was lost.
     ///
-    /// In a paused postcopy, the operator gives up the pages that the destination lacks.
-    pub fn decide(&self, guest_at: GuestAt) -> Result<(), QmpError> {
+    /// In a paused postcopy, the operator gives up the pages that the destination lacks. `seen` is the status that the
+    /// operator decided about, if known. The decision is refused in any other status.
+    pub fn decide(&self, guest_at: GuestAt, seen: Option<Status>) -> Result<(), QmpError> {
         let (outgoing, incoming) = self.handles();
         let protection = outgoing.as_ref().and_then(|outgoing| outgoing.protection());
         let protection = protection.or_else(|| incoming.as_ref().and_then(|incoming| incoming.protection()));
         if let Some(protection) = protection.filter(|protection| protection.mode().is_some()) {
+            if seen.is_some() {
+                return Err(QmpError::generic(
+                    "'expect' names the status of a migration, but a standby protects this guest: check the standby \
+                     first, then decide without 'expect'",
+                ));
+            }
             return protection.decide(guest_at == GuestAt::Source).map_err(QmpError::generic);
         }
         let is_open =
@@ -259,7 +266,7 @@ impl MigrationControl {
         let outgoing = outgoing.ok_or_else(|| {
             QmpError::generic("No migration is undecided; 'query-migrate' shows the state of the last one")
         })?;
-        outgoing.decide(guest_at).map_err(QmpError::generic)
+        outgoing.decide(guest_at, seen).map_err(QmpError::generic)
     }
 
     /// Executes `migrate-set-parameters`.

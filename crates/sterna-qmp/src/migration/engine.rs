@@ -146,8 +146,9 @@ pub trait Outgoing: Send + Sync {
     fn resume_saved(&self) -> Result<(), String> {
         Err("the guest was not saved to a file".to_owned())
     }
-    /// Ends an undecided handover by the operator's decision.
-    fn decide(&self, guest_at: GuestAt) -> Result<(), String>;
+    /// Ends an undecided handover by the operator's decision. `seen` is the status that the operator decided about, if
+    /// known. The decision is refused in any other status.
+    fn decide(&self, guest_at: GuestAt, seen: Option<Status>) -> Result<(), String>;
     /// The protection, if this migration is one.
     fn protection(&self) -> Option<&dyn Protection> {
         None

@@ -133,7 +133,7 @@ impl Outgoing for ProtectedGuest {
         Migration::retry(self.0.migration()).map_err(|refusal| refusal.to_string())
     }
 
-    fn decide(&self, _: GuestAt) -> Result<(), String> {
+    fn decide(&self, _: GuestAt, _: Option<Status>) -> Result<(), String> {
         Err("the arbiter decides who runs a protected guest".to_owned())
     }
 

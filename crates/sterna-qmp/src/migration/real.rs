@@ -152,12 +152,16 @@ impl Outgoing for Migration {
         Migration::resume_saved(self).map_err(sentence)
     }
 
-    fn decide(&self, guest_at: GuestAt) -> Result<(), String> {
+    fn decide(&self, guest_at: GuestAt, seen: Option<Status>) -> Result<(), String> {
         let decision = match guest_at {
             GuestAt::Source => Decision::SourceRuns,
             GuestAt::Destination => Decision::DestinationRuns,
         };
-        Migration::decide(self, decision).map_err(sentence)
+        match seen {
+            Some(seen) => self.decide_seen(decision, seen),
+            None => Migration::decide(self, decision),
+        }
+        .map_err(sentence)
     }
 }
 
@@ -193,7 +197,7 @@ impl Outgoing for LiveSave {
         Err(STAYS.to_owned())
     }
 
-    fn decide(&self, _: GuestAt) -> Result<(), String> {
+    fn decide(&self, _: GuestAt, _: Option<Status>) -> Result<(), String> {
         Err(STAYS.to_owned())
     }
 

@@ -270,9 +270,31 @@ impl Migration {
         // A decision about an undecided migration must not give up pages. The machine may already be in a pause, after
         // an answer of the destination or another operator's decision.
         let was_undecided = self.status() == Status::Undecided;
+        self.decide_unless(decision, |state| was_undecided && state != State::Undecided)
+    }
+
+    /// As [`Migration::decide`], if the status is still `seen`, which the operator decided about.
+    ///
+    /// The same decision has another effect after a change from [`Status::Undecided`] to [`Status::PostcopyPaused`]: it
+    /// gives up pages. [`Status::PostcopyPaused`] and [`Status::PostcopyRecover`] count as the same, because a decision
+    /// has the same effect in both.
+    ///
+    /// # Errors
+    /// [`Refusal::NotUndecided`] if the status is another one, or if `seen` is none of these three. Otherwise as
+    /// [`Migration::decide`].
+    pub fn decide_seen(&self, decision: Decision, seen: Status) -> Result<(), Refusal> {
+        self.decide_unless(decision, |state| match seen {
+            Status::Undecided => state != State::Undecided,
+            Status::PostcopyPaused | Status::PostcopyRecover => {
+                !matches!(state, State::PostcopyPaused | State::PostcopyRecover)
+            }
+            _ => true,
+        })
+    }
+
+    fn decide_unless(&self, decision: Decision, is_other: impl FnOnce(State) -> bool) -> Result<(), Refusal> {
         self.shared.feed_unless(Fed::OperatorDecides(decision), |state| {
-            let is_other = was_undecided && state != State::Undecided;
-            is_other.then_some(Refusal::NotUndecided { state })
+            is_other(state).then_some(Refusal::NotUndecided { state })
         })?;
         if let Some(asking) = &*self.shared.handover.asking.lock() {
             asking.stop();

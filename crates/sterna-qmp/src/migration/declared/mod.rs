@@ -110,6 +110,7 @@ pub const COMMANDS: &[CommandSpec] = &[
                                 changes an undecided migration to `postcopy-paused`; there, it gives up the pages \
                                 that the destination lacks.").takes(&[
         required("guest", MemberKind::Any, "`source`: it resumes here; `destination`: it stays stopped here permanently. Of a protection: primary and standby."),
+        optional("expect", Text, "The status that you saw: `undecided`, `postcopy-paused` or `postcopy-recover`. In another status the decision is refused. The last two count as the same."),
     ]),
     command("query-block", "Lists the disks, `disk0` and so on.").returns(List(BLOCK)),
     command("block_resize", "Changes the size of a disk, while no migration has the guest.").takes(&[

@@ -344,7 +344,10 @@ fn undecided_keeps_qemus_word_and_is_decided_by_an_operator() {
     assert!(info["error-desc"].as_str().unwrap().contains("x-sterna-decide"));
     assert!(client.refused("migrate_cancel", Value::Null).contains("committed"));
     client.refused("x-sterna-decide", json!({"guest": "elsewhere"}));
-    client.ok("x-sterna-decide", json!({"guest": "destination"}));
+    client.refused("x-sterna-decide", json!({"guest": "destination", "expect": "completed"}));
+    client.refused("x-sterna-decide", json!({"guest": "destination", "expect": "postcopy-paused"}));
+    assert_eq!(*monitor.engine.outgoing().decided.lock().unwrap(), None);
+    client.ok("x-sterna-decide", json!({"guest": "destination", "expect": "undecided"}));
     assert_eq!(*monitor.engine.outgoing().decided.lock().unwrap(), Some(GuestAt::Destination));
 }
 

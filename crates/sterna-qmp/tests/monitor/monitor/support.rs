@@ -422,7 +422,11 @@ impl Outgoing for FakeMigration {
         self.tell(&Event::Resumed);
         Ok(())
     }
-    fn decide(&self, guest_at: GuestAt) -> Result<(), String> {
+    fn decide(&self, guest_at: GuestAt, seen: Option<Status>) -> Result<(), String> {
+        let now = Outgoing::status(self);
+        if seen.is_some_and(|seen| seen != now) {
+            return Err(format!("the state is {now:?}"));
+        }
         *self.decided.lock().unwrap() = Some(guest_at);
         self.set(Status::Completed);
         Ok(())

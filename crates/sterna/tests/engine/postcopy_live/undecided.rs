@@ -77,9 +77,16 @@ fn guest_gets_every_page_after_the_decision_and_a_recovery() {
         let early = migration.resume(&undecided.proxy.address());
         assert!(early.is_err(), "the operator has not decided");
 
-        migration.decide(Decision::DestinationRuns).unwrap();
+        let other = migration.decide_seen(Decision::DestinationRuns, Status::PostcopyPaused);
+        assert_eq!(other, Err(Refusal::NotUndecided { state: State::Undecided }));
+        migration.decide_seen(Decision::DestinationRuns, Status::Undecided).unwrap();
 
         until_status(migration, Status::PostcopyPaused);
+        let state = State::PostcopyPaused;
+        for decision in [Decision::SourceRuns, Decision::DestinationRuns] {
+            let late = migration.decide_seen(decision, Status::Undecided);
+            assert_eq!(late, Err(Refusal::NotUndecided { state }), "it would give up pages");
+        }
         let waited = migration.wait_timeout(Duration::from_millis(30));
         assert!(matches!(waited, Waited::TimedOut), "{waited:?}");
         assert!(matches!(migration.cancel(), Err(Refusal::CancelPaused { .. })));
