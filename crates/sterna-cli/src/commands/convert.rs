@@ -114,11 +114,19 @@ fn directory(arguments: &Arguments, options: &ConvertOptions) -> Result<Option<S
         if arguments.format.is_some_and(|format| format != Format::Sterna) {
             return Err(Stop::usage("a directory of another VMM is converted to the format sterna only"));
         }
+        if is_pipe(to) {
+            return Err(no_pipe("a directory of another VMM is converted to the format sterna"));
+        }
         convert_directory(from, to, arguments.diff_snapshot, options).map_err(stop)?
     } else {
         let kind = if is_pipe(from) { None } else { directory_kind(from, &options.access).map_err(stop)? };
         if kind.is_none() {
             return Ok(None);
+        }
+        if is_pipe(to) {
+            return Err(no_pipe(
+                "an image of another VMM is converted to a directory or to the format sterna",
+            ));
         }
         match arguments.format == Some(Format::Sterna) || frames::is_place(to) {
             true => copy_image(from, to, options).map_err(stop)?,
@@ -128,6 +136,11 @@ fn directory(arguments: &Arguments, options: &ConvertOptions) -> Result<Option<S
     let (memory, bytes) = (units::bytes(done.ram_bytes), units::bytes(done.bytes));
     terminal::note(&format!("wrote {}: {} of {memory} of memory, {bytes}", to.display(), done.kind));
     Ok(Some(Status::Done))
+}
+
+/// The refusal of standard output for what `what` says.
+fn no_pipe(what: &str) -> Stop {
+    Stop::usage(format!("{what}, which standard output cannot carry: give a path as the target"))
 }
 
 impl Arguments {
@@ -298,6 +311,18 @@ mod tests {
         assert_eq!(stop.status, Status::Unreadable);
         assert!(stop.message.contains("not an image of a virtual machine"), "{}", stop.message);
         assert!(!to.exists());
+    }
+
+    /// The target `-` is no file with that name.
+    #[test]
+    fn convert_of_a_directory_to_standard_output_is_a_usage_error() {
+        let directory = tempfile::tempdir().unwrap();
+
+        let stop = run(&[directory.path().to_str().unwrap(), "-"]).unwrap_err();
+
+        assert_eq!(stop.status, Status::Usage, "{}", stop.message);
+        assert!(stop.message.contains("standard output"), "{}", stop.message);
+        assert!(!Path::new("-").exists());
     }
 
     #[test]

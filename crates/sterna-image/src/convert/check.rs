@@ -28,6 +28,17 @@ pub(super) fn check_place(from: &Input, place: &Path, options: &ConvertOptions) 
     if options.replace { Ok(()) } else { Err(ImageError::Exists { file: file() }) }
 }
 
+/// Refuses libvirt's container in a pipe: its header is completed after the stream.
+pub(super) fn check_pipe(target: Option<Format>) -> Result<(), ImageError> {
+    match target.filter(|target| target.is_libvirt()) {
+        Some(target) => Err(ImageError::Request(format!(
+            "{target} needs a file, not a pipe, because libvirt's header is completed after the stream: give a file, or \
+             use --format legacy for a stream without container"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// libvirt's container for the result; none for a bare format.
 pub(super) fn envelope(
     header: Option<&LibvirtHeader>,

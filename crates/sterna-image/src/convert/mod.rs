@@ -48,7 +48,7 @@ use crate::read::open::open_with;
 use crate::read::tee::Tee;
 use crate::read::{Image, ReadAt, Stamp};
 use crate::tools::verify::structure_of_stream;
-use check::{check_domain, check_place, envelope};
+use check::{check_domain, check_pipe, check_place, envelope};
 use counts::Counts;
 pub use directory::{ConvertedDirectory, convert_directory, copy_image, directory_kind, write_directory};
 pub use framed::FrameOptions;
@@ -66,8 +66,9 @@ pub fn convert(from: Input, to: Output, options: &ConvertOptions) -> Result<Conv
         Output::File(path) => path.display().to_string(),
         Output::Pipe(_) => "standard output".to_owned(),
     };
-    if let Output::File(path) = &to {
-        check_place(&from, path, options)?;
+    match &to {
+        Output::File(path) => check_place(&from, path, options)?,
+        Output::Pipe(_) => check_pipe(options.target)?,
     }
     let tee = Tee::default();
     let (begun, source) = match from {

@@ -207,6 +207,22 @@ fn convert_pipes_of_compressed_streams_give_the_same_bytes() {
     assert!(refused.to_string().contains("pipe"), "{refused}");
 }
 
+/// The stream without its container would be another image than the one that was asked for.
+#[test]
+fn convert_into_libvirts_container_in_a_pipe_is_refused_and_writes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = put(directory.path(), "golden", &vector("file-legacy"));
+    for form in Format::ALL.iter().filter(|format| format.is_libvirt()) {
+        let out = Kept::default();
+        let options = ConvertOptions { xml: Some(XML.to_vec()), ..target(form.name()) };
+
+        let refused = convert(Input::File(source.clone()), Output::Pipe(Box::new(out.clone())), &options);
+
+        assert!(matches!(refused, Err(ImageError::Request(_))), "{form}: {refused:?}");
+        assert_eq!(out.0.lock().unwrap().len(), 0, "{form}");
+    }
+}
+
 /// Keeps all written bytes, and can be read in small pieces.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Vec<u8>>>);
