@@ -146,6 +146,13 @@ fn assert_postcopy_is_refused(stage: &Stage) {
     };
     let text = refused.to_string();
     assert!(text.contains("/dev/userfaultfd"), "{text}");
+
+    // Without a VM, too, if the settings are this side's own.
+    let make = |_: &[u8]| unreachable!("no source connects");
+    let on = Capabilities { postcopy_ram: true, ..Capabilities::default() };
+    let without_vm =
+        Incoming::listen_with(&at, parameters(), on, SharedSettings::AsHere, Arc::new(()), make).err();
+    assert_eq!(without_vm.map(|error| error.to_string()), Some(text));
 }
 
 /// A destination without a VM refuses a source with postcopy, and both sides learn the remedy.

@@ -43,7 +43,9 @@ impl Incoming {
     /// must then permit the calls of [`Feature::Postcopy`](crate::sandbox::Feature::Postcopy), also if no source uses it.
     ///
     /// # Errors
-    /// As [`Incoming::listen`], and [`SettingsError::ConfigurationNeedsSocket`] for `file:` and `rdma:`.
+    /// As [`Incoming::listen`], and [`SettingsError::ConfigurationNeedsSocket`] for `file:` and `rdma:`. With
+    /// [`SharedSettings::AsHere`] and `postcopy_ram`, a host without postcopy is refused ([`StartError::Postcopy`]). With
+    /// [`SharedSettings::AsSource`], only a source that uses postcopy is refused there.
     pub fn listen_with(
         at: &Address,
         params: Parameters,
@@ -58,6 +60,10 @@ impl Incoming {
         check_settings(&params, &capabilities)?;
         rules::check(Features::of(at, &params, &capabilities), Side::Destination)?;
         let probed = if shared.permits_postcopy(&capabilities) { postcopy::probe() } else { Ok(()) };
+        if matches!(shared, SharedSettings::AsHere) {
+            // This side's operator asked for postcopy, so no source may find out first that it is impossible here.
+            probed.clone().map_err(StartError::Postcopy)?;
+        }
         let listener = Listener::bind(at).map_err(StartError::system)?;
         let (jobs, work) = mpsc::channel();
         let own = (params.clone(), capabilities);
