@@ -6,6 +6,7 @@ mod command;
 mod disks;
 mod kept;
 mod lab;
+mod order;
 mod unfenced;
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Adds a gate to each of a QEMU's network cards while the guest runs, and removes it again, without losing a packet.
+//! Adds a gate to each of a QEMU's network cards while the guest runs, and removes it again. No packet is lost or
+//! overtaken.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -10,19 +11,23 @@ use sterna_transport::Channel;
 
 use super::gate::{GateStatistics, OutputGate};
 use super::monitor::Monitor;
-use super::names::{HOLD, Names, PREFIX};
+use super::names::{HOLD, Names, PREFIX, WAIT};
 use super::nics::Nic;
 use crate::error::DriveError;
 use crate::vm::{ANSWER_LIMIT, Vm};
 
 /// How long packets may take to leave when the gates are removed.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// How long packets wait at most while a gate is removed. Longer than [`DRAIN_LIMIT`] and the commands.
+const WAIT_INTERVAL: Duration = Duration::from_secs(20);
 
 /// All gates of a machine, one for each network card.
 pub(super) struct Gates {
     gates: Vec<OutputGate>,
     /// The sockets to which released packets are written. Their unsent bytes show whether QEMU has read them.
     ways_out: Vec<Channel>,
+    /// The netdevs of the cards.
+    netdevs: Vec<String>,
 }
 
 impl Gates {
@@ -38,13 +43,13 @@ impl Gates {
         most_bytes: u64,
         may_say: &Arc<dyn Fn(u64) -> bool + Send + Sync>,
     ) -> Result<Self, DriveError> {
-        let mut gates = Self { gates: Vec::new(), ways_out: Vec::new() };
+        let mut gates = Self { gates: Vec::new(), ways_out: Vec::new(), netdevs: Vec::new() };
         for (index, nic) in nics.iter().enumerate() {
             let may_say = Arc::clone(may_say);
             if let Err(error) = gates.add(monitor, index, nic, directory, most_bytes, may_say) {
                 for index in 0..=index {
                     // The operator must get the refusal, not an error of the removal.
-                    let _ = remove_one(monitor, &Names::new(index), || ());
+                    let _ = remove_one(monitor, &Names::new(index), None, || ());
                 }
                 return Err(error);
             }
@@ -70,6 +75,7 @@ impl Gates {
         let gate = OutputGate::new(from_guest, to_network, most_bytes, move |epoch| may_say(epoch));
         self.gates.push(gate.map_err(refused)?);
         self.ways_out.push(way_out);
+        self.netdevs.push(nic.netdev.clone());
         // First the filter that returns packets: after the second command QEMU sends packets to the gate.
         for (name, end, chardev) in
             [(&names.give, "indev", &names.to_network), (&names.hold, "outdev", &names.from_guest)]
@@ -151,7 +157,9 @@ impl Gates {
         let mut failed = Ok(());
         for (index, (gate, way_out)) in self.gates.iter().zip(&self.ways_out).enumerate() {
             let mut is_drained = true;
-            let removed = remove_one(monitor, &Names::new(index), || is_drained = drain(gate, way_out));
+            let netdev = self.netdevs.get(index).map(String::as_str);
+            let removed =
+                remove_one(monitor, &Names::new(index), netdev, || is_drained = drain(gate, way_out));
             let removed = removed.and_then(|()| match is_drained {
                 true => Ok(()),
                 false => Err(DriveError::Failed(format!(
@@ -180,17 +188,30 @@ fn drain(gate: &OutputGate, way_out: &Channel) -> bool {
     }
 }
 
-/// Removes one gate in three steps. New packets are stopped, the waiting ones leave, and the returning filter is
-/// removed.
-fn remove_one(monitor: &Monitor, names: &Names, drain: impl FnOnce()) -> Result<(), DriveError> {
+/// Removes one gate. New packets wait in QEMU until those of the gate have left, because they would overtake them.
+/// `netdev`: that of the card; none if no packet can be in the gate.
+fn remove_one(
+    monitor: &Monitor,
+    names: &Names,
+    netdev: Option<&str>,
+    drain: impl FnOnce(),
+) -> Result<(), DriveError> {
     let act =
         |command: &str, name: &str| monitor.execute(command, json!({ "id": name }), ANSWER_LIMIT).map(drop);
+    // A packet passes the newest filter first.
+    let waits = netdev.is_some_and(|netdev| {
+        let interval = WAIT_INTERVAL.as_micros() as u64;
+        let object = json!({"qom-type": "filter-buffer", "id": names.wait, "netdev": netdev, "queue": "rx", "interval": interval});
+        // Without it, no packet is lost, but new ones may overtake the waiting ones.
+        monitor.execute("object-add", object, ANSWER_LIMIT).is_ok()
+    });
     let held = act("object-del", &names.hold);
     drain();
     let given = act("object-del", &names.give);
     let from_guest = act("chardev-remove", &names.from_guest);
     let to_network = act("chardev-remove", &names.to_network);
-    held.and(given).and(from_guest).and(to_network)
+    let waited = if waits { act("object-del", &names.wait) } else { Ok(()) };
+    held.and(given).and(from_guest).and(to_network).and(waited)
 }
 
 /// Removes the objects and character devices that a killed `sterna protect` left. Returns the number of objects.
@@ -206,8 +227,9 @@ pub(super) fn remove_left_ones(vm: &mut Vm) -> Result<usize, DriveError> {
     };
     let (objects, devices) = (names(&objects, "name"), names(&devices, "label"));
     // First the filters that send packets to a gate. Later packets then bypass the gate.
-    let (mut hold, give): (Vec<_>, Vec<_>) = objects.into_iter().partition(|name| name.ends_with(HOLD));
-    hold.extend(give);
+    let (mut hold, others): (Vec<_>, Vec<_>) = objects.into_iter().partition(|name| name.ends_with(HOLD));
+    let (wait, give): (Vec<_>, Vec<_>) = others.into_iter().partition(|name| name.ends_with(WAIT));
+    hold.extend(give.into_iter().chain(wait));
     // Every object is tried: one that stays only blocks its own card.
     let objects = hold.iter().map(|name| vm.execute("object-del", json!({ "id": name })).map(drop));
     let removed = objects.fold(Ok(()), Result::and);

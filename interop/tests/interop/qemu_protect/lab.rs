@@ -53,30 +53,36 @@ pub(super) struct Network {
 impl Network {
     /// Reads the next frame, within `limit`. Its number must be the previous one plus 1.
     fn hear(&mut self, limit: Duration) -> Result<bool, Failure> {
+        let Some(frame) = self.frame(limit)? else { return Ok(false) };
+        let Some(number) = number_of(&frame) else { return Ok(true) };
+        if self.last != 0 && number != self.last + 1 {
+            let mut later = Vec::new();
+            while later.len() < 8
+                && let Some(frame) = self.frame(SILENCE)?
+            {
+                later.extend(number_of(&frame));
+            }
+            return Err(format!("frame {number} came behind {}, then {later:?}", self.last));
+        }
+        self.last = number;
+        Ok(true)
+    }
+
+    /// The next frame of any kind, within `limit`. None if none arrives, or if the connection is closed.
+    fn frame(&mut self, limit: Duration) -> Result<Option<Vec<u8>>, Failure> {
         self.stream.set_read_timeout(Some(limit)).map_err(|error| error.to_string())?;
-        let frame = loop {
+        loop {
             if let Some(length) = self.bytes.first_chunk().map(|length| u32::from_be_bytes(*length) as usize)
                 && self.bytes.len() >= 4 + length
             {
-                break self.bytes.drain(..4 + length).skip(4).collect::<Vec<u8>>();
+                return Ok(Some(self.bytes.drain(..4 + length).skip(4).collect()));
             }
             let mut piece = [0; 4096];
             match self.stream.read(&mut piece) {
                 Ok(length) if length > 0 => self.bytes.extend_from_slice(&piece[..length]),
-                // No frame arrived within the limit, or the connection is closed.
-                _ => return Ok(false),
+                _ => return Ok(None),
             }
-        };
-        if frame.len() < 60 || frame[12..14] != [0x88, 0xb5] {
-            return Ok(true);
         }
-        let number = frame[NUMBER_IN_FRAME..NUMBER_IN_FRAME + 4].try_into().map_err(|_| "no number")?;
-        let number = u32::from_le_bytes(number);
-        if self.last != 0 && number != self.last + 1 {
-            return Err(format!("frame {number} came behind {}", self.last));
-        }
-        self.last = number;
-        Ok(true)
     }
 
     /// Waits for `count` further frames.
@@ -105,6 +111,13 @@ impl Network {
         }
         Ok(())
     }
+}
+
+/// The number in a frame of the guest. None for other frames.
+fn number_of(frame: &[u8]) -> Option<u32> {
+    let is_numbered = frame.len() >= 60 && frame[12..14] == [0x88, 0xb5];
+    let number = frame.get(NUMBER_IN_FRAME..NUMBER_IN_FRAME + 4).filter(|_| is_numbered)?;
+    number.try_into().ok().map(u32::from_le_bytes)
 }
 
 /// Forwards bytes between primary and standby.
