@@ -1,10 +1,10 @@
-//! The record of a protection: `sterna protect --report` writes it and `sterna report` reads it.
+//! The record of a protection: `--report` of `sterna protect` and `sterna standby` writes it, and `sterna report` reads it.
 //!
 //! A record is one JSON object, like a migration's ([`crate::record`]). `schema` and `version` identify it. A
 //! reader accepts any version up to its own and ignores unknown fields. Times are seconds.
 //!
 //! - [`recorder`]: builds a record from samples of a protection.
-//! - [`look`]: one sample, of either kind of primary.
+//! - [`look`]: one sample, of either kind of primary, or of a standby.
 
 mod format;
 mod look;

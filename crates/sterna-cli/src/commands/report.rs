@@ -11,7 +11,7 @@ use crate::{report, terminal};
 /// Which record, and where the page goes.
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Record that `--report` of `sterna migrate`, `sterna demo`, `sterna protect` or `sterna relay` wrote, or the `--json` output of a migration
+    /// Record that `--report` of `sterna migrate`, `sterna demo`, `sterna protect`, `sterna standby` or `sterna relay` wrote, or the `--json` output of a migration
     pub file: PathBuf,
     /// HTML page to write [default: the record's name with .html]
     #[arg(short, long, value_name = "FILE.html")]

@@ -26,6 +26,7 @@ use crate::commands::save::direct;
 use crate::exit::{Done, Stop};
 use crate::interrupts::Interrupts;
 use crate::metrics::{self, MetricsServer};
+use crate::record::Report;
 use crate::terminal;
 pub use arguments::{Arguments, OnLoss};
 use desk::Desk;
@@ -56,6 +57,7 @@ pub fn execute(arguments: &Arguments) -> Done {
             directory.display()
         )));
     }
+    let report = arguments.report.as_deref().map(Report::begin).transpose()?;
     terminal::note_stale(&arguments.image);
     let (mut parameters, mut capabilities) = arguments.wire.engine(TlsEndpoint::Server)?;
     if let Some(channels) = arguments.channels {
@@ -103,7 +105,13 @@ pub fn execute(arguments: &Arguments) -> Done {
         MetricsServer::start_if(arguments.metrics.as_deref(), move || metrics::of_standby(&desk.report()))?
     };
     terminal::note(&format!("listening at {}", desk.standby.address()));
-    let done = Following::new(&desk, arguments, &bus).run();
+    let (done, record) = Following::new(&desk, arguments, &bus).run();
+    if let (Some(report), Some(record)) = (report, record)
+        && let Err(error) = report.write_text(&record.to_json())
+    {
+        // The exit status tells where the guest is. A record that cannot be written does not change it.
+        terminal::note(&format!("sterna: warning: {error}"));
+    }
     if arguments.qmp.is_some() {
         // `sterna takeover` reads the outcome at the monitor.
         std::thread::sleep(LAST_ANSWERS);

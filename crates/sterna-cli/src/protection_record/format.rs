@@ -12,7 +12,7 @@ pub const SCHEMA: &str = "sterna-protection-record";
 /// The newest version of the record, and the one that is written.
 pub const VERSION: u32 = 1;
 
-/// One protection, from the primary's point of view.
+/// One protection, from the point of view of one side.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProtectionRecord {
@@ -22,16 +22,19 @@ pub struct ProtectionRecord {
     pub version: u32,
     /// Units of the values, by the ending of their names.
     pub units: BTreeMap<String, String>,
-    /// The primary's control socket.
+    /// The side that recorded the protection; none: the primary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recorded_by: Option<GuestAt>,
+    /// The primary's control socket; empty if the standby recorded the protection.
     pub primary: String,
     /// Address at which the standby listens.
     pub standby: String,
-    /// The configured time between two checkpoints.
+    /// The configured time between two checkpoints; 0 if the standby recorded the protection, which does not know it.
     pub checkpoint_delay_seconds: f64,
     /// The last state of the primary: `seeding`, `protected`, `alone`, `handed over`, `lost`, `failed` and
-    /// others.
+    /// others. Of the standby: `seeding`, `protected`, `taken over`, `discarded` and others.
     pub state: String,
-    /// Where the guest runs as far as the primary knows; none while this is undecided.
+    /// Where the guest runs as far as this side knows; none while this is undecided.
     pub guest_at: Option<GuestAt>,
     /// How the protection ended, as a sentence; none if it continues without the command, or is undecided.
     pub end: Option<String>,
@@ -63,7 +66,7 @@ pub struct ProtectionRecord {
     pub changes: Vec<Change>,
 }
 
-/// The side that has the guest.
+/// A side of the protection: the one that has the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GuestAt {

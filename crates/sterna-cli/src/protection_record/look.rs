@@ -1,4 +1,4 @@
-//! One sample of a protection, of a QEMU or of a Sterna VM.
+//! One sample of a protection: of a QEMU, of a Sterna VM, or of a standby.
 
 use std::time::Duration;
 
@@ -88,6 +88,24 @@ impl Look {
             transferred_bytes: number("transferred-bytes"),
         }
     }
+
+    /// A sample of a standby, from the JSON of its report. A standby measures neither pauses nor output.
+    pub fn at_standby(report: &Value) -> Self {
+        let number = |name: &str| report[name].as_u64().unwrap_or(0);
+        // The primary's words, where the two sides are in the same state.
+        let state = match report["state"].as_str().unwrap_or("seeding") {
+            "following" => "protected",
+            other => other,
+        };
+        Self {
+            state: state.to_owned(),
+            why: report["trouble"].as_str().map(str::to_owned),
+            held: number("checkpoints"),
+            age: report["age"].as_f64().and_then(|age| Duration::try_from_secs_f64(age).ok()),
+            transferred_bytes: number("received-bytes"),
+            ..Self::default()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -97,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn look_at_a_sterna_has_each_figure_of_its_report() {
+    fn look_at_a_sterna_and_at_a_standby_has_each_figure_of_its_report() {
         let report = json!({"state": "protected", "checkpoints": 9, "held": 8, "checkpoint-age": 0.05, "pause-last": 0.002,
             "pause-p50": 0.001, "pause-p99": 0.004, "pause-most": 0.006, "output-delay": 0.03, "output-delay-p50": 0.02,
             "output-delay-p99": 0.04, "output-released": 7, "output-waiting-bytes": 99, "transferred-bytes": 4096,
@@ -111,6 +129,13 @@ mod tests {
             (look.output_delay, look.released, look.waiting_bytes, look.transferred_bytes),
             (ms(30), 7, 99, 4096)
         );
+
+        let standby = Look::at_standby(
+            &json!({"state": "following", "checkpoints": 8, "age": 0.05, "received-bytes": 4096,
+            "trouble": null}),
+        );
+        assert_eq!((standby.state.as_str(), standby.why, standby.held), ("protected", None, 8));
+        assert_eq!((standby.age, standby.pause_last, standby.transferred_bytes), (Some(ms(50)), None, 4096));
 
         let seeding = Look::at_sterna(
             &json!({"state": "seeding", "checkpoints": 0, "pause-last": 0.0, "checkpoint-age": null}),

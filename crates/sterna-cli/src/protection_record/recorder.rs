@@ -31,6 +31,13 @@ impl Recorder {
         }
     }
 
+    /// A recorder for a protection whose primary has just connected to this standby.
+    pub fn at_standby(standby: &str) -> Self {
+        let mut this = Self::new("", standby, Duration::ZERO);
+        this.record.recorded_by = Some(GuestAt::Standby);
+        this
+    }
+
     /// Adds a sample that was taken now.
     pub fn look(&mut self, look: Look) {
         self.look_at(self.began.elapsed(), look);

@@ -35,13 +35,13 @@ fn guest_at(record: &ProtectionRecord) -> &'static str {
 
 fn head(record: &ProtectionRecord) -> String {
     let is_good = match &*record.state {
-        "protected" | "handed over" => true,
+        "protected" | "handed over" | "taken over" => true,
         "alone" => !record.changes.iter().any(|change| is_out(&change.state)),
         _ => false,
     };
     let mut html = format!(
         "<header>\n<h1>Protection</h1>\n<p class=\"way\">{} → {} <span class=\"status {}\">{}</span></p>\n",
-        escape(&record.primary),
+        escape(if record.primary.is_empty() { "primary" } else { &record.primary }),
         escape(&record.standby),
         if is_good { "good" } else { "bad" },
         escape(&record.state)
@@ -61,6 +61,11 @@ fn head(record: &ProtectionRecord) -> String {
     ])
 }
 
+/// Whether the standby recorded the protection. It measures neither pauses nor output.
+fn is_standbys(record: &ProtectionRecord) -> bool {
+    record.recorded_by == Some(GuestAt::Standby)
+}
+
 /// Time from the first held checkpoint until the contact was lost, or until the end.
 fn protected_for(record: &ProtectionRecord) -> Option<f64> {
     let seeded = record.seeding_seconds?;
@@ -77,12 +82,14 @@ fn rows(record: &ProtectionRecord) -> Vec<(String, String)> {
     let sizes: Vec<f64> = record.parts.iter().filter_map(|part| size(record, part)).collect();
     let mean = (!sizes.is_empty()).then(|| sizes.iter().sum::<f64>() / sizes.len() as f64);
     let most = |of: fn(&Part) -> Option<f64>| record.parts.iter().filter_map(of).reduce(f64::max);
+    let delay = (!is_standbys(record)).then_some(record.checkpoint_delay_seconds);
     let rows = [
         ("state", record.state.clone()),
         ("guest runs at", guest_at(record).to_owned()),
         ("total time", units::seconds(record.total_seconds)),
         ("seeding", record.seeding_seconds.map_or("not finished".to_owned(), units::seconds)),
-        ("interval of checkpoints, as set", units::seconds(record.checkpoint_delay_seconds)),
+        ("recorded by", if is_standbys(record) { "the standby" } else { "the primary" }.to_owned()),
+        ("interval of checkpoints, as set", time(delay)),
         ("checkpoints that the standby held", units::count(record.checkpoints)),
         ("pause, p50", time(record.pause_p50_seconds)),
         ("pause, p99", time(record.pause_p99_seconds)),
@@ -339,6 +346,22 @@ mod tests {
             "{html}"
         );
         assert_eq!(html.matches("class=\"title\"").count(), 1 + 4);
+    }
+
+    #[test]
+    fn page_of_a_standby_names_the_recorder_and_what_it_does_not_know() {
+        let mut record = samples::protection_record();
+        (record.recorded_by, record.checkpoint_delay_seconds) = (Some(GuestAt::Standby), 0.0);
+        record.primary.clear();
+
+        let page = page(&record);
+
+        assert!(page.contains("<tr><th>recorded by</th><td>the standby</td></tr>"), "{page}");
+        assert!(
+            page.contains("<tr><th>interval of checkpoints, as set</th><td>not measured</td></tr>"),
+            "{page}"
+        );
+        assert!(page.contains("primary → tcp:b:4444"), "{page}");
     }
 
     #[test]

@@ -172,6 +172,7 @@ fn started(lab: &Lab, name: &str, more: &[&str]) -> Result<(Started, Protect), F
     let mut standby = sterna();
     standby.args(["standby", &format!("listen:unix:{socket}"), "--image", &at("image"), &arbiter]);
     standby.args(["--fence=/bin/true", "--channels=2", "--json", &format!("--qmp=unix:{}", at("standby"))]);
+    standby.args(["--report", &at("report")]);
     let standby = Started(standby.stdout(Stdio::null()).spawn().map_err(|error| error.to_string())?);
     wait("the standby's socket", || {
         sterna_interop::is_listening(std::path::Path::new(&socket)).then_some(())
@@ -191,9 +192,10 @@ fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Resu
     let Some(root) = Root::qemu_for(test) else { return Ok(()) };
     for is_planned in [false, true] {
         let mut lab = Lab::talking(&root)?;
-        let (_standby, mut protect) = both(&mut lab, "first")?;
+        let (mut standby, mut protect) = both(&mut lab, "first")?;
         sterna_does(&["unprotect", &protect.socket])?;
         assert_eq!(protect.end()?.code(), Some(0));
+        wait("the first standby's end", || standby.0.try_wait().ok().flatten())?;
         lab.network.hear_more(20)?;
 
         let (mut standby, mut protect) = both(&mut lab, "second")?;
@@ -212,11 +214,21 @@ fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Resu
         let held = number_in(&at("image"))?;
         let heard = lab.network.last;
         assert!(held >= heard, "{held} is held, {heard} was heard");
+        let [before, after] = ["first", "second"].map(|name| record(&lab, name));
+        assert_eq!((&before["state"], &before["guest_at"]), (&json!("discarded"), &json!("primary")));
+        assert_eq!((&after["state"], &after["guest_at"]), (&json!("taken over"), &json!("standby")));
+        assert!(after["checkpoints"].as_u64() >= Some(10), "{after}");
         if is_planned {
             Lab::talks_on(&root, &at("image"), heard)?;
         }
     }
     Ok(())
+}
+
+/// The record that a standby has written.
+fn record(lab: &Lab, name: &str) -> Value {
+    let text = std::fs::read(lab.directory.path().join(format!("report{name}"))).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }
 
 /// The operator's action just before QEMU is killed.

@@ -105,6 +105,9 @@ pub struct Arguments {
     /// Print JSON, one line per second
     #[arg(long)]
     pub json: bool,
+    /// When the command ends, write the record of the protection to a file, for `sterna report`
+    #[arg(long, value_name = "FILE.json")]
+    pub report: Option<PathBuf>,
     /// Directory of the RAM file of the QEMU whose command line follows `--`, in a tmpfs or on a disk. The QEMU's
     /// memory-backend-file must name the same file
     #[arg(long, value_name = "DIR", requires = "command")]

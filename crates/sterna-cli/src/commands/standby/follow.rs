@@ -13,6 +13,7 @@ use super::arguments::{Arguments, LINE, LOOK, OnLoss};
 use super::desk::Desk;
 use super::say;
 use crate::exit::{Done, Status, Stop};
+use crate::protection_record::{GuestAt, Look, ProtectionRecord, Recorder};
 use crate::{terminal, units};
 
 /// How long the message to the primary may take when this side ends a contact.
@@ -42,6 +43,8 @@ pub struct Following<'a> {
     /// A guest has arrived, so the VM that waits for it was started.
     is_launched: bool,
     began: Instant,
+    /// The record of the present primary's protection.
+    recorder: Option<Recorder>,
 }
 
 impl<'a> Following<'a> {
@@ -64,14 +67,48 @@ impl<'a> Following<'a> {
             failures,
             is_launched,
             began,
+            recorder: None,
         }
     }
 
-    pub fn run(mut self) -> Done {
+    /// Follows until the guest is at its final place. Returns the end of the command, and the record of the protection if
+    /// there was one and it is wanted.
+    pub fn run(mut self) -> (Done, Option<ProtectionRecord>) {
+        let done = self.follow();
+        let recorder = self.recorder.take().map(|mut recorder| {
+            recorder.look(Look::at_standby(&self.desk.report().to_json()));
+            match &done {
+                Ok(_) => recorder.end(None, Some(GuestAt::Standby), "this standby has taken the guest over"),
+                Err(stop) => {
+                    let is_given_back = stop.status == Status::Discarded;
+                    recorder.end(None, is_given_back.then_some(GuestAt::Primary), &stop.message);
+                }
+            }
+            recorder
+        });
+        (done, recorder.map(|recorder| recorder.record().clone()))
+    }
+
+    /// Adds a sample to the record. It begins with the primary's guest.
+    fn record(&mut self, report: &StandbyReport) {
+        if self.arguments.report.is_none() {
+            return;
+        }
+        if matches!(report.state, StandbyState::Waiting) {
+            // A primary that has disconnected before its guest arrived leaves no record.
+            self.recorder = None;
+            return;
+        }
+        let new = || Recorder::at_standby(&report.address.to_string());
+        self.recorder.get_or_insert_with(new).look(Look::at_standby(&report.to_json()));
+    }
+
+    fn follow(&mut self) -> Done {
         let mut seen = 0;
         let mut due = Instant::now();
         loop {
             let report = self.desk.report();
+            self.record(&report);
             if let Some(done) = self.look(&report) {
                 return done;
             }
