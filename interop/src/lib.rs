@@ -36,7 +36,6 @@ mod kernel;
 pub mod lab;
 mod libvirt;
 mod linux;
-mod listening;
 pub mod machines;
 pub mod qemu;
 mod root;
@@ -48,12 +47,12 @@ mod workload;
 pub use content::fill;
 pub use etcd::Etcd;
 pub use libvirt::{Libvirt, save_formats};
-pub use listening::is_listening;
 pub use machines::{Machine, machines_for};
 pub use qemu::{Accelerator, Builder, Qemu, Ram};
 pub use root::{Root, kvm_for, skip};
 pub use scenarios::Failure;
 pub use sterna_program::{sterna, sterna_does};
+pub use sterna_testing::is_listening;
 pub use ticks::{Tick, unbroken};
 pub use workload::{
     DONE_ADDRESS, GAPS, GAPS_ADDRESS, Guest, LAST_STEP_ADDRESS, LONGEST_GAP_ADDRESS, MOST_LATE_ADDRESS,

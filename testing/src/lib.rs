@@ -1,15 +1,17 @@
 //! Helpers for tests of several crates: seeds of random tests, the messages of a handover, time
-//! limits that allow for a busy machine, and the log.
+//! limits that allow for a busy machine, whether a socket listens, and the log.
 //!
 //! A failed test is repeated with the seed that it printed.
 #![forbid(unsafe_code)]
 
 mod core_time;
 pub mod handover;
+mod listening;
 mod log;
 mod small_disk;
 
 pub use core_time::{CoreTime, stretched};
+pub use listening::is_listening;
 pub use log::log_from_env;
 pub use small_disk::SmallDisk;
 

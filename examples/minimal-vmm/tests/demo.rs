@@ -33,7 +33,7 @@ fn run_to_another_process_guest_counts_on_there() {
         Killed(minimal_vmm(home.path(), &["receive", &address]).stdout(Stdio::piped()).spawn().unwrap());
     // The file exists before the socket listens, and the socket accepts only one connection. So the
     // kernel's list is read.
-    while !is_listening(&home.path().join("socket")) {
+    while !sterna_testing::is_listening(&home.path().join("socket")) {
         assert!(receiver.0.try_wait().unwrap().is_none(), "the receiver ended");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
@@ -97,15 +97,4 @@ impl Drop for Killed {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// Whether a process listens at a Unix socket.
-fn is_listening(at: &Path) -> bool {
-    const ACCEPTS: u32 = 1 << 16;
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    sockets.lines().any(|line| {
-        let mut words = line.split_whitespace();
-        let flags = words.nth(3).and_then(|flags| u32::from_str_radix(flags, 16).ok());
-        flags.is_some_and(|flags| flags & ACCEPTS != 0) && words.nth(3).map(Path::new) == Some(at)
-    })
 }

@@ -12,7 +12,8 @@ mod vmm;
 use std::path::Path;
 
 use maps::Maps;
-use vmm::{Vmm, is_listening, kvm_or_skip};
+use sterna_testing::is_listening;
+use vmm::{Vmm, kvm_or_skip};
 
 #[test]
 fn live_migration_takes_the_guest_along_and_leaves_guest_memory_where_it_is() {

@@ -146,17 +146,6 @@ fn connect(socket: &PathBuf, child: &mut Child) -> UnixStream {
     }
 }
 
-/// Whether a process listens at a Unix socket. Makes no connection, which a destination would mistake for its source.
-pub fn is_listening(at: &Path) -> bool {
-    const ACCEPTS: u32 = 1 << 16;
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-    sockets.lines().any(|line| {
-        let mut words = line.split_whitespace();
-        let flags = words.nth(3).and_then(|flags| u32::from_str_radix(flags, 16).ok());
-        flags.is_some_and(|flags| flags & ACCEPTS != 0) && words.nth(3).map(Path::new) == Some(at)
-    })
-}
-
 pub fn kvm_or_skip(test: &str) -> bool {
     let kvm = std::fs::File::options().read(true).write(true).open("/dev/kvm");
     kvm.inspect_err(|error| eprintln!("SKIPPED {test}: /dev/kvm: {error}")).is_ok()
