@@ -23,7 +23,7 @@ const EAGER: u32 = 16;
 pub(crate) struct Service {
     pub(crate) content: Content,
     pub(crate) fetches: Fetches,
-    pub(crate) order: FillOrder,
+    pub(crate) order: Arc<FillOrder>,
     pub(crate) load: FaultLoad,
     pub(crate) recorder: Option<Recorder>,
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::answer::Service;
+use crate::answer::{Service, unreadable};
 use crate::fill_order::Job;
 use crate::guest::{Guest, PIECE_BYTES};
 use crate::options::FillRate;
@@ -24,6 +24,10 @@ pub(crate) fn work(service: &Service, rate: FillRate, buffer_bytes: usize) {
         // Guests with the same page size need the same bytes.
         let mut filled: Option<Range<u64>> = None;
         for guest in guests {
+            if guest.is_complete() {
+                service.check_complete(&guest);
+                continue;
+            }
             let span = service.content.span(offset, guest.page_bytes());
             let bytes = (span.end - span.start) as usize;
             let content = &mut content[..bytes];
@@ -33,6 +37,7 @@ pub(crate) fn work(service: &Service, rate: FillRate, buffer_bytes: usize) {
                     // The guest may never touch the page. If it does, the page is read again, and a second error ends
                     // the guest.
                     tracing::warn!("the background fill left out {:#x}: {why}", span.start);
+                    service.order.note_obstacle(unreadable(span.start, why));
                     if !service.order.sleep(AFTER_ERROR) {
                         return;
                     }
@@ -92,8 +97,11 @@ impl Fill<'_> {
         true
     }
 
-    /// Pauses after work. Returns `false` if the fill is closed.
+    /// Pauses after work, unless an operation waits for all of the memory. Returns `false` if the fill is closed.
     fn pause(&mut self, worked: Duration, bytes: u64) -> bool {
+        if self.service.order.is_hurried() {
+            return true;
+        }
         if let Some(idle) = self.processors.look() {
             self.pace.looked(idle);
         }
@@ -102,7 +110,7 @@ impl Fill<'_> {
             return true;
         }
         let began = Instant::now();
-        let is_open = self.service.order.sleep(pause);
+        let is_open = self.service.order.pause(pause);
         self.pace.paused(began.elapsed());
         is_open
     }

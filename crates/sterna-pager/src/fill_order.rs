@@ -1,6 +1,9 @@
 //! Which memory is filled next: the recorded working set first, then the neighbours of faults, then the rest.
 //!
 //! A frame of the working set or of the rest is read once and placed into every guest that lacks it.
+//!
+//! An operation that needs all of a guest's memory *hurries* the fill: it has no pauses until the operation has ended, also if
+//! it is off otherwise.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,6 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::content::Content;
+use crate::error::GuestError;
 use crate::guest::Guest;
 
 /// Most frames near faults that are remembered for one guest; the oldest are forgotten.
@@ -34,6 +38,11 @@ struct State {
     /// Offset at which the search for the rest continues.
     sweep: u64,
     is_closed: bool,
+    /// Operations that hurry the fill now.
+    hurries: usize,
+    /// Number of frames that the fill could not read, and the last reason.
+    obstacles: u64,
+    obstacle: Option<Arc<GuestError>>,
 }
 
 /// A guest that lacks pages.
@@ -44,7 +53,7 @@ struct Waiting {
     neighbours: VecDeque<Range<u64>>,
 }
 
-/// A part of the memory that is filled next, and the guests that lack it.
+/// A part of the memory that is filled next, and the guests that lack it. A guest of the list may lack nothing any more.
 pub(crate) struct Job {
     pub(crate) offset: u64,
     pub(crate) guests: Vec<Arc<Guest>>,
@@ -82,6 +91,55 @@ impl FillOrder {
         self.changed.notify_all();
     }
 
+    /// Lets the fill work without pauses, and returns the number of obstacles so far. [`calm`](Self::calm) must follow.
+    pub(crate) fn hurry(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.hurries += 1;
+        self.changed.notify_all();
+        state.obstacles
+    }
+
+    /// Ends one [`hurry`](Self::hurry).
+    pub(crate) fn calm(&self) {
+        self.state.lock().hurries -= 1;
+    }
+
+    pub(crate) fn is_hurried(&self) -> bool {
+        self.state.lock().hurries > 0
+    }
+
+    /// Lets the fill notice that a guest lacks nothing any more, although nothing was placed.
+    pub(crate) fn look_again(&self) {
+        // With the lock, so that the change cannot fall between a look and its wait.
+        drop(self.state.lock());
+        self.changed.notify_all();
+    }
+
+    /// Notes that the fill could not read a frame.
+    pub(crate) fn note_obstacle(&self, why: GuestError) {
+        let mut state = self.state.lock();
+        state.obstacles += 1;
+        state.obstacle = Some(Arc::new(why));
+    }
+
+    /// The last frame that could not be read after the first `seen` ones.
+    pub(crate) fn obstacle_after(&self, seen: u64) -> Option<Arc<GuestError>> {
+        let state = self.state.lock();
+        state.obstacle.clone().filter(|_| state.obstacles > seen)
+    }
+
+    /// Sleeps for `time`, or until the fill is hurried or a guest lacks nothing any more. Returns `false` if the fill is closed.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        let mut state = self.state.lock();
+        while !state.is_closed
+            && state.hurries == 0
+            && state.complete().is_none()
+            && !self.changed.wait_until(&mut state, until).timed_out()
+        {}
+        !state.is_closed
+    }
+
     /// Sleeps for `time`. Returns `false` if the fill is closed.
     pub(crate) fn sleep(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
@@ -98,10 +156,14 @@ impl FillOrder {
                 return None;
             }
             state.guests.retain(|waiting| !waiting.guest.is_over());
-            let job = state
-                .recorded(content, &self.working_set)
-                .or_else(|| state.neighbour())
-                .or_else(|| state.rest(content));
+            let may_fill = !self.is_off || state.hurries > 0;
+            let job = state.complete().or_else(|| match may_fill {
+                true => state
+                    .recorded(content, &self.working_set)
+                    .or_else(|| state.neighbour())
+                    .or_else(|| state.rest(content)),
+                false => None,
+            });
             if job.is_some() {
                 return job;
             }
@@ -111,6 +173,12 @@ impl FillOrder {
 }
 
 impl State {
+    /// A guest that lacks nothing and does not know it: it has given its last missing pages back.
+    fn complete(&self) -> Option<Job> {
+        let waiting = self.guests.iter().find(|it| it.guest.is_complete() && !it.guest.is_over())?;
+        Some(Job { offset: 0, guests: vec![Arc::clone(&waiting.guest)] })
+    }
+
     /// The next frame of the working set that a guest lacks.
     fn recorded(&mut self, content: &Content, frames: &[u64]) -> Option<Job> {
         for at in 0..self.guests.len() {

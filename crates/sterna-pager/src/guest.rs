@@ -302,6 +302,15 @@ impl Guest {
         true
     }
 
+    /// Why missing pages are not placed any more.
+    pub(crate) fn failure(&self) -> Option<GuestError> {
+        match &*self.end.lock() {
+            None | Some((GuestEnd::Completed, _)) => None,
+            Some((GuestEnd::GivenUp { why, .. }, _)) => Some(why.clone()),
+            Some((GuestEnd::PeerEnded, _)) => Some(GuestError::Stopped),
+        }
+    }
+
     pub(crate) fn statistics(&self) -> GuestStatistics {
         let end = self.end.lock().clone();
         let time = end.as_ref().map_or_else(|| self.began.elapsed(), |(_, time)| *time);

@@ -1,13 +1,15 @@
 //! The memory of a guest that this process runs itself.
 
+use std::error::Error;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 use sterna_ram::missing_pages::MissingPagesError;
 use sterna_ram::peer_memory::PeerMemory;
-use sterna_ram::{Filling, GuestRam, PAGE_SHIFT, RamBlock};
+use sterna_ram::{Filling, GuestRam, Hurry, PAGE_SHIFT, RamBlock};
 
 use crate::error::{GuestError, PagerError};
+use crate::fill_order::FillOrder;
 use crate::guest::Guest;
 use crate::handshake::{Handshake, Region};
 use crate::owner::{OwnEvents, Owner};
@@ -46,11 +48,8 @@ pub(crate) fn starts(guest: &OwnGuest, memory_bytes: u64) -> Result<Vec<u64>, Pa
 
 /// Registers the memory, so that an access to a missing page waits.
 pub(crate) fn register(guest: OwnGuest, starts: &[u64]) -> Result<Guest, PagerError> {
-    let large = guest.ram.blocks().iter().find(|block| block.page_bytes() > HUGE_BYTES);
-    if let Some(block) = large {
-        let rule = "its pages have 1 GiB, and at most 2 MiB are placed at a time: use huge pages of 2 MiB, or load it \
-                    before the guest runs";
-        return Err(MissingPagesError::Refused { block: block.name().to_owned(), rule }.into());
+    for block in guest.ram.blocks() {
+        check_pages(block.name(), block.page_bytes())?;
     }
     let memory = PeerMemory::of_own(&guest.ram)?;
     let region = |(block, offset): (&RamBlock, &u64)| Region {
@@ -66,11 +65,21 @@ pub(crate) fn register(guest: OwnGuest, starts: &[u64]) -> Result<Guest, PagerEr
     Ok(Guest::new(Handshake { regions, page_bytes }, memory, owner, guest.name))
 }
 
+/// Refuses pages that cannot be placed whole.
+fn check_pages(block: &str, page_bytes: u64) -> Result<(), PagerError> {
+    if page_bytes <= HUGE_BYTES {
+        return Ok(());
+    }
+    let rule = "its pages have 1 GiB, and at most 2 MiB are placed at a time: use huge pages of 2 MiB, or load it before the \
+                guest runs";
+    Err(MissingPagesError::Refused { block: block.to_owned(), rule }.into())
+}
+
 /// States that pages of the blocks are still missing.
-pub(crate) fn begin(guest: &Arc<Guest>, blocks: &[RamBlock], starts: &[u64]) {
+pub(crate) fn begin(guest: &Arc<Guest>, blocks: &[RamBlock], starts: &[u64], order: &Arc<FillOrder>) {
     for (block, offset) in blocks.iter().zip(starts) {
-        let guest = Arc::downgrade(guest);
-        block.begin_filling(Arc::new(Part { guest, first: offset >> PAGE_SHIFT }));
+        let (guest, order) = (Arc::downgrade(guest), Arc::clone(order));
+        block.begin_filling(Arc::new(Part { guest, order, first: offset >> PAGE_SHIFT }));
     }
 }
 
@@ -94,6 +103,7 @@ impl OwnEvents for Completion {
 /// The pages of one block among those of the guest.
 struct Part {
     guest: Weak<Guest>,
+    order: Arc<FillOrder>,
     /// Number of the block's first page of 4 KiB in the image's memory.
     first: u64,
 }
@@ -112,12 +122,66 @@ impl Filling for Part {
     fn given_back(&self, first: u64, count: u64) {
         if let Some(guest) = self.guest.upgrade() {
             guest.give_back(self.first + first, count);
+            if guest.is_complete() {
+                self.order.look_again();
+            }
         }
+    }
+
+    fn hurry(&self) -> Box<dyn Hurry> {
+        let (guest, order) = (self.guest.clone(), Arc::clone(&self.order));
+        Box::new(FullSpeed { seen: order.hurry(), guest, order })
     }
 }
 
 impl fmt::Debug for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Part").field("first", &self.first).finish_non_exhaustive()
+    }
+}
+
+/// The fill without pauses, for an operation that needs all of the memory.
+struct FullSpeed {
+    guest: Weak<Guest>,
+    order: Arc<FillOrder>,
+    /// Number of frames that the fill could not read before.
+    seen: u64,
+}
+
+impl Hurry for FullSpeed {
+    fn obstacle(&self) -> Option<Arc<dyn Error + Send + Sync>> {
+        let ended = self.guest.upgrade().map_or(Some(GuestError::Stopped), |guest| guest.failure());
+        let why = ended.map(Arc::new).or_else(|| self.order.obstacle_after(self.seen))?;
+        Some(why)
+    }
+}
+
+impl Drop for FullSpeed {
+    fn drop(&mut self) {
+        self.order.calm();
+    }
+}
+
+impl fmt::Debug for FullSpeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FullSpeed").field("seen", &self.seen).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_1_gib_are_refused_with_the_rule_and_smaller_ones_are_not() {
+        for page_bytes in [PAGE_BYTES, HUGE_BYTES] {
+            check_pages("ram", page_bytes).unwrap();
+        }
+        let refused = check_pages("ram", 1 << 30).unwrap_err();
+        let PagerError::Memory(MissingPagesError::Refused { block, rule }) = &refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(block, "ram");
+        assert!(rule.contains("1 GiB") && rule.contains("2 MiB"), "{rule}");
     }
 }

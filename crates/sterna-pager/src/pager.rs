@@ -80,7 +80,8 @@ impl Pager {
     /// Serves the memory of a guest that this process runs. Call it before any thread may touch the memory.
     ///
     /// A page fault of any thread of this process is answered, also of the kernel on its behalf. While pages are missing, none of
-    /// them counts as absent ([`Filling`](sterna_ram::Filling)).
+    /// them counts as absent ([`Filling`](sterna_ram::Filling)). [`GuestRam::complete`](sterna_ram::GuestRam::complete) fills
+    /// the memory without pauses, at any [`FillRate`].
     ///
     /// # Errors
     /// [`PagerError`]; the memory is as before then.
@@ -93,7 +94,7 @@ impl Pager {
         let starts = own::starts(&guest, source.len_bytes())?;
         let (mut pager, fill) = Self::prepare(source, options)?;
         let guest = Arc::new(own::register(guest, &starts)?);
-        own::begin(&guest, &blocks, &starts);
+        own::begin(&guest, &blocks, &starts, &pager.shared.service.order);
         pager.shared.enter(Arc::clone(&guest));
         let spawned = pager.spawn_workers(&fill);
         if spawned.is_err() {
@@ -119,7 +120,7 @@ impl Pager {
         let service = Service {
             content: Content::new(source, options.cache_limit_bytes.max(PagerOptions::LEAST_CACHE_BYTES)),
             fetches: Fetches::default(),
-            order,
+            order: Arc::new(order),
             load: FaultLoad::default(),
             recorder: options.record.then(|| Recorder::new(memory_bytes)),
         };
@@ -142,13 +143,11 @@ impl Pager {
                 fetch::work(&shared.service, HUGE_BYTES as usize);
             })?;
         }
-        if workers.rate != FillRate::Off {
-            let rate = workers.rate;
-            self.spawn(NewThread::from(ThreadRole::Fill), move |shared| {
-                fill::work(&shared.service, rate, HUGE_BYTES as usize);
-            })?;
-        }
-        Ok(())
+        // Also with `FillRate::Off`: an operation may need all of the memory.
+        let rate = workers.rate;
+        self.spawn(NewThread::from(ThreadRole::Fill), move |shared| {
+            fill::work(&shared.service, rate, HUGE_BYTES as usize);
+        })
     }
 
     /// The figures of all guests, in the order in which they connected, and of peers that were refused.

@@ -3,6 +3,7 @@
 //! A page that is not in memory yet has content, so nothing may take it for absent. Reading it through the block's own mapping
 //! waits until the server has placed it. The server is the judge of what is still owed; this module asks it.
 
+use std::error::Error;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +21,15 @@ pub trait Filling: Debug + Send + Sync {
     /// The pages read as zero from now on. The memory is given back after the call, so none of them may be placed later
     /// with content.
     fn given_back(&self, first: u64, count: u64);
+
+    /// Places all missing pages without a pause, until the result is dropped. Several results may exist together.
+    fn hurry(&self) -> Box<dyn Hurry>;
+}
+
+/// A server that places all missing pages without a pause. Dropping the value restores the speed from before.
+pub trait Hurry: Debug + Send + Sync {
+    /// Why the server could not place a page, if that happened since this value was created.
+    fn obstacle(&self) -> Option<Arc<dyn Error + Send + Sync>>;
 }
 
 /// The server of a mapping, if its memory is not complete.
@@ -63,6 +73,10 @@ impl Filled {
         if let Some(server) = self.server() {
             server.given_back(first, count);
         }
+    }
+
+    pub(crate) fn hurry(&self) -> Option<Box<dyn Hurry>> {
+        self.server().map(|server| server.hurry())
     }
 }
 

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use sterna_pager::{
     FillRate, GuestStatistics, PageSource, Pager, PagerOptions, RawMemory, SocketPlan, SourceError,
 };
@@ -138,6 +139,73 @@ impl PageSource for SlowSource {
         if self.is_broken.load(Ordering::Relaxed) {
             return Err(SourceError::Short { name: "slow".to_owned(), offset });
         }
+        self.inner.read(offset, to)
+    }
+}
+
+/// A source whose reads wait until the test lets them through.
+pub struct GatedSource {
+    inner: Arc<RawMemory>,
+    frame_bytes: u64,
+    /// Reads that have begun, and reads that may still end.
+    gate: Mutex<(usize, usize)>,
+    changed: Condvar,
+}
+
+impl GatedSource {
+    pub fn new(world: &World, frame_bytes: u64) -> Arc<Self> {
+        let (gate, changed) = Default::default();
+        Arc::new(Self { inner: world.source(), frame_bytes, gate, changed })
+    }
+
+    pub fn let_through(&self, reads: usize) {
+        self.gate.lock().1 += reads;
+        self.changed.notify_all();
+    }
+
+    pub fn reads(&self) -> usize {
+        self.gate.lock().0
+    }
+
+    /// Waits until so many reads have begun.
+    pub fn until(&self, what: &str, is_so: impl Fn(usize) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !is_so(self.reads()) {
+            assert!(Instant::now() < end, "{what}: {} reads", self.reads());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl PageSource for GatedSource {
+    fn name(&self) -> &str {
+        "gated"
+    }
+
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn frame_bytes(&self) -> u64 {
+        self.frame_bytes
+    }
+
+    fn is_zero(&self, _: u64, _: u64) -> bool {
+        false
+    }
+
+    fn read_now(&self, _: u64, _: &mut [u8]) -> Result<bool, SourceError> {
+        Ok(false)
+    }
+
+    fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), SourceError> {
+        let mut gate = self.gate.lock();
+        gate.0 += 1;
+        while gate.1 == 0 {
+            self.changed.wait(&mut gate);
+        }
+        gate.1 -= 1;
+        drop(gate);
         self.inner.read(offset, to)
     }
 }

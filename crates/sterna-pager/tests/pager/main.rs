@@ -6,6 +6,7 @@ mod ends;
 mod fill;
 mod handshakes;
 mod images;
+mod operations;
 mod own;
 mod pages;
 

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use sterna_pager::{FillRate, GuestError, OwnEvents, OwnGuest, PageSource, Pager, PagerError, PagerOptions};
-use sterna_ram::missing_pages::MissingPages;
+use sterna_ram::missing_pages::{MissingPages, MissingPagesError};
 use sterna_ram::{Backing, GuestRam, PAGE_SIZE, PageBitmap, RamBlock};
 
 use crate::common::{MIB, SlowSource, World, until};
 
 /// Counts what the pager tells.
 #[derive(Default)]
-struct Events {
-    completed: AtomicUsize,
-    reasons: Mutex<Vec<String>>,
+pub(crate) struct Events {
+    pub(crate) completed: AtomicUsize,
+    pub(crate) reasons: Mutex<Vec<String>>,
 }
 
 impl OwnEvents for Events {
@@ -30,17 +30,17 @@ impl OwnEvents for Events {
 }
 
 /// Reports that a test was skipped, with the reason. It writes around the capture of a test's output.
-fn skipped(test: &str, why: impl std::fmt::Display) {
+pub(crate) fn skipped(test: &str, why: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {why}");
 }
 
-fn ram(backing: Backing, lengths: &[u64]) -> GuestRam {
+pub(crate) fn ram(backing: Backing, lengths: &[u64]) -> GuestRam {
     let block = |(index, bytes): (usize, &u64)| RamBlock::new(format!("m{index}"), *bytes, backing).unwrap();
     GuestRam::new(lengths.iter().enumerate().map(block).collect()).unwrap()
 }
 
 /// A pager of RAM whose second block is the first in the image. `None` if this host refuses userfaultfd.
-fn serve(
+pub(crate) fn serve(
     test: &str,
     source: Arc<dyn PageSource>,
     ram: &GuestRam,
@@ -58,7 +58,7 @@ fn serve(
 }
 
 /// The content of the RAM, in the order of the image.
-fn content(ram: &GuestRam) -> Vec<u8> {
+pub(crate) fn content(ram: &GuestRam) -> Vec<u8> {
     let mut all = Vec::new();
     for index in [1, 0] {
         let block = ram.block(index);
@@ -222,6 +222,32 @@ fn page_that_cannot_be_read_stops_the_guest_once_and_is_not_fed() {
     assert!(ram.is_filling() && guests[0].missing_pages > 0);
     // The threads still wait, so the registration must stay.
     std::mem::forget(pager);
+}
+
+#[test]
+fn pages_of_1_gib_are_refused_with_the_rule() {
+    let name = "pages_of_1_gib_are_refused_with_the_rule";
+    let block = match RamBlock::new("m0", 1 << 30, Backing::Huge1G) {
+        Ok(block) => block,
+        Err(why) => return skipped(name, format!("huge pages: {why}")),
+    };
+    let ram = GuestRam::new(vec![block]).unwrap();
+    let world = World::new(1 << 30);
+    let guest = OwnGuest {
+        name: "own".to_owned(),
+        ram: ram.clone(),
+        offsets: vec![0],
+        events: Arc::<Events>::default(),
+    };
+
+    let refused = Pager::serve_own(world.source(), guest, PagerOptions::default()).map(drop).unwrap_err();
+
+    let PagerError::Memory(MissingPagesError::Refused { block, rule }) = &refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(block, "m0");
+    assert!(rule.contains("1 GiB") && rule.contains("2 MiB"), "{rule}");
+    assert!(!ram.is_filling());
 }
 
 #[test]
