@@ -58,6 +58,7 @@ pub fn engine_statistics() -> Statistics {
         ],
         ram_total_bytes: 4 << 30,
         ram_remaining_bytes: 0,
+        missing_bytes: 0,
         transferred_bytes: 4_700_000_000,
         multifd_bytes: 4_699_000_000,
         precopy_bytes: 4_580_000_000,

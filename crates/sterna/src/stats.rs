@@ -55,6 +55,9 @@ pub struct Statistics {
     pub ram_total_bytes: u64,
     /// Dirty bytes still to send.
     pub ram_remaining_bytes: u64,
+    /// Bytes of the guest's memory that a server of this process must still place. Nothing is sent before. JSON omits 0.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub missing_bytes: u64,
     /// Bytes written to all channels.
     pub transferred_bytes: u64,
     /// Part of `transferred_bytes` that was sent on multifd channels.

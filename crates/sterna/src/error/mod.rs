@@ -227,6 +227,12 @@ pub enum MigrationError {
         /// Limit of the copied pages, in bytes.
         buffer_bytes: u64,
     },
+    /// The guest was restored before its memory was loaded, and a page cannot be loaded. Nothing was sent.
+    #[error(
+        "the rest of the guest's memory must be loaded first, and {0}. A guest that needs this page is stopped. Try again when \
+         the image can be read"
+    )]
+    NotLoaded(#[source] Cause),
     /// An operator cancelled the migration.
     #[error("cancelled")]
     Cancelled,
@@ -251,6 +257,7 @@ impl MigrationError {
             | Self::Internal(_)
             | Self::JournalFull { .. }
             | Self::DiskBufferFull { .. }
+            | Self::NotLoaded(_)
             | Self::NotConverging { .. } => Some(Fault::Local),
             Self::Transport(error) => tls_fault(error).or_else(|| rdma::fault(error)),
             Self::Ended(_)

@@ -52,6 +52,7 @@ mod streams;
 mod switchover;
 mod transfer;
 mod waits;
+mod whole_memory;
 mod workers;
 
 use std::sync::Arc;
@@ -94,6 +95,9 @@ impl Migration {
     /// Starts to migrate the guest of `vm` to `to`, and returns immediately. A control thread does the work.
     ///
     /// The guest runs until the switchover. If anything fails before the commit, it continues to run here.
+    ///
+    /// If a server of this process still has pages of the guest ([`GuestRam::complete`](sterna_ram::GuestRam::complete)),
+    /// it places all of them before the migration connects. [`Statistics::missing_bytes`] shows how many are left.
     ///
     /// A descriptor that `to` names by its number (`fd:7`) is duplicated. The caller's descriptor stays open,
     /// whatever the result of the migration. A descriptor that was handed over ([`Address::Handed`]) belongs to
@@ -138,6 +142,7 @@ impl Migration {
             rdma: counts_rdma.then(|| self.shared.measures.rdma.now()),
             streams: streams.unwrap_or_default(),
             free_pages: self.shared.measures.counters.free_pages(),
+            missing_bytes: self.shared.guest.ram.missing_bytes(),
             postcopy_requests: self.shared.postcopy.requests(),
             ..snapshot
         }

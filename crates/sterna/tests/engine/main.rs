@@ -40,3 +40,4 @@ mod same_host;
 mod save;
 mod stale;
 mod tls;
+mod whole_memory;

@@ -361,6 +361,7 @@ impl Outgoing for FakeMigration {
             normal_pages: 122,
             absent_pages: 50,
             free_pages: 0,
+            missing_bytes: 0,
             bandwidth_bytes: 9_000_000_000,
             throughput_bytes: 1_000_000,
             drain_bytes: 1_000_000,

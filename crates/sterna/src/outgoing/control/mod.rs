@@ -19,7 +19,7 @@ use super::reconnection::interface::Reconnection;
 use super::shared::Shared;
 use super::switchover::{Complete, Switchover};
 use super::transfer::Transfer;
-use super::{ask, carrier, checkpoints, configuration, postcopy, reconnection};
+use super::{ask, carrier, checkpoints, configuration, postcopy, reconnection, whole_memory};
 use crate::error::MigrationError;
 use crate::events::{Event, SwitchoverStep};
 use crate::identity::Identity;
@@ -79,8 +79,14 @@ pub(super) fn retry(shared: &Arc<Shared>) -> Result<(), RetryError> {
     Ok(())
 }
 
-/// Opens every channel, and writes the first bytes of each.
+/// Opens every channel, and writes the first bytes of each. The guest has all of its memory then.
 fn open(shared: &Arc<Shared>) -> Opened {
+    // The seeding of a standby has begun to speak with it, and cannot be silent for long.
+    if shared.protecting.is_none() {
+        let is_cancelled = || shared.session.connecting.is_cancelled();
+        let check = || if is_cancelled() { Err(MigrationError::Cancelled) } else { Ok(()) };
+        whole_memory::await_whole(&shared.guest.ram, check)?;
+    }
     let carrier = (carrier::of(&shared.session.to).open)(shared)?;
     carrier.greet()?;
     Ok(carrier)

@@ -57,6 +57,9 @@ pub struct LiveSave {
 impl LiveSave {
     /// Starts to save the guest of `vm` to `to`, and returns immediately.
     ///
+    /// If a server of this process still has pages of the guest ([`GuestRam::complete`](sterna_ram::GuestRam::complete)), it
+    /// places all of them first, while the guest runs.
+    ///
     /// After every end, also after a failure or a cancel, the guest runs if it ran before, nothing is protected, and a
     /// file at `to` is complete or absent.
     ///

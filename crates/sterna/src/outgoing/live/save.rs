@@ -16,6 +16,7 @@ use crate::error::MigrationError;
 use crate::events::Status;
 use crate::outgoing::guest_source::{GuestSource, LiveVm};
 use crate::outgoing::main_stream::{MainStream, Sink};
+use crate::outgoing::whole_memory::await_whole;
 use crate::threads::{call, caught, tried};
 use crate::vm::RunState;
 
@@ -23,7 +24,15 @@ use crate::vm::RunState;
 pub(super) fn save(shared: &Arc<Shared>) -> Result<LiveSaved, MigrationError> {
     let source = LiveVm::new(Arc::clone(&shared.vm));
     let params = shared.params();
-    let target = Target::open(&shared.to, &params, &shared.cancel, |channel| shared.adopt(channel))?;
+    let open = || Target::open(&shared.to, &params, &shared.cancel, |channel| shared.adopt(channel));
+    // The end of a program that has the other end of a descriptor is noticed while the memory is loaded. Any other peer would
+    // wait for the first byte, which it may not do for long.
+    let early = if shared.to.is_descriptor() { Some(open()?) } else { None };
+    await_whole(&shared.ram, || {
+        shared.check()?;
+        early.as_ref().map_or(Ok(()), Target::check)
+    })?;
+    let target = early.map_or_else(open, Ok)?;
     let later = Later::new(target.sink());
     let mut main = MainStream::new(later.clone() as _, Arc::clone(&shared.counters), source.section_ids());
     main.greet(source.configuration())?;

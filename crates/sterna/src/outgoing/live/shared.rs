@@ -213,6 +213,7 @@ impl Shared {
             transferred_bytes: counts.main_bytes,
             zero_pages: counts.zero_pages,
             normal_pages: counts.normal_pages,
+            missing_bytes: self.ram.missing_bytes(),
             ..Statistics::default()
         }
     }

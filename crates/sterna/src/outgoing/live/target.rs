@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sterna_transport::{Address, CancelFlag, Channel, CreateOptions, IoPart, PageFile};
 
-use crate::error::MigrationError;
+use crate::error::{Ending, MigrationError};
 use crate::outgoing::file::stream::FileStream;
 use crate::outgoing::main_stream::Sink;
 use crate::params::Parameters;
@@ -43,6 +43,14 @@ impl Target {
         let file = Arc::new(PageFile::create(path, options).map_err(MigrationError::storage)?);
         let stream = Arc::new(FileStream::new(&file, *offset));
         Ok(Self::File(file, stream))
+    }
+
+    /// Whether bytes can still be written, before the first one.
+    pub(super) fn check(&self) -> Result<(), MigrationError> {
+        match self {
+            Self::Channel(channel) if channel.peer_has_closed() => Err(Ending::Lost.into()),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn sink(&self) -> Arc<dyn Sink> {

@@ -316,6 +316,7 @@ impl LiveStatistics {
             normal_pages: counts.normal_pages,
             absent_pages: counts.absent_pages,
             free_pages: 0,
+            missing_bytes: 0,
             bandwidth_bytes: self.shown.pace(now, counts).bandwidth_bytes(),
             throughput_bytes: self.throughput(counts),
             drain_bytes: self.meter.pace(now, counts).drain_bytes(),
