@@ -132,6 +132,7 @@ impl Command {
     /// How object storages are reached. None if the command takes no image in Sterna's own format.
     fn storage(&self) -> Option<&Storage> {
         match self {
+            Self::Run(arguments) => Some(&arguments.restore.storage),
             Self::Verify(arguments) => Some(&arguments.storage),
             Self::Inspect(arguments) => Some(&arguments.storage),
             Self::Convert(arguments) => Some(&arguments.storage),

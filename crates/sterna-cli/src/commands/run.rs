@@ -310,6 +310,7 @@ pub fn execute(arguments: &Arguments) -> Done {
         terminal::note(&remark);
     }
     let config = config(arguments);
+    arguments.restore.check_backing(config.machine.backing)?;
     let console = Console::new(arguments.serial.open()?)?;
     let secret = arguments.secret.as_deref().map(secret::read).transpose()?;
     let protection = Protection::new(

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use sterna::ram::Backing;
 use sterna::{Address, Status as MigrationStatus, Vm};
 use sterna_image::convert::{ConvertOptions, Input, Output, convert};
 use sterna_image::tools::verify::refuse_damage;
@@ -23,6 +24,7 @@ use crate::commands::serve::uffd;
 use crate::exit::{Status, Stop};
 use crate::frames::Opened;
 use crate::host::{Hosted, Restored, Told};
+use crate::storage::Storage;
 use crate::terminal;
 use crate::units;
 
@@ -41,8 +43,8 @@ pub struct RestoreArguments {
     #[arg(long, requires = "restore", conflicts_with = "prealloc")]
     pub lazy: bool,
     /// With --lazy: how fast memory is loaded in the background, such as 200MiB/s; `adaptive`: with the processor time that the
-    /// guest does not need, `max`: without a pause, `off`: only the pages that the guest touches [default: adaptive; off with
-    /// --record]
+    /// guest does not need, `max`: without a pause, `off`: only the pages that the guest touches. A save or a migration
+    /// loads the rest first, without a pause, at any rate [default: adaptive; off with --record]
     #[arg(long, value_name = "RATE", requires = "lazy", value_parser = uffd::fill_rate)]
     pub fill_rate: Option<FillRate>,
     /// With --lazy: write the pages that the guest touches, in their order, into this file when the VM ends
@@ -60,6 +62,9 @@ pub struct RestoreArguments {
     /// How the image is opened.
     #[command(flatten)]
     pub opened: Opened,
+    /// How the image is reached if it is in an object storage.
+    #[command(flatten)]
+    pub storage: Storage,
 }
 
 /// An image that was opened before the machine is built.
@@ -71,6 +76,17 @@ pub struct Restoring<'a> {
 }
 
 impl RestoreArguments {
+    /// Refuses guest RAM that cannot be loaded page by page, before it is allocated.
+    pub fn check_backing(&self, backing: Backing) -> Result<(), Stop> {
+        if self.lazy && backing == Backing::Huge1G {
+            return Err(Stop::usage(
+                "--lazy cannot be used with --backing huge1g: at most 2 MiB are placed at a time. Use --backing huge2m, or \
+                 leave out --lazy",
+            ));
+        }
+        Ok(())
+    }
+
     /// Opens the image; `None` if the guest does not start from one.
     pub fn open(&self) -> Result<Option<Restoring<'_>>, Stop> {
         let Some(path) = self.restore.as_deref() else {
