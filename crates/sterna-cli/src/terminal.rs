@@ -234,6 +234,9 @@ fn plain_line(now: Duration, progress: &Progress) -> String {
 }
 
 fn line(progress: &Progress) -> String {
+    if progress.missing_bytes > 0 {
+        return format!("{} of the guest's memory are loaded first", units::bytes(progress.missing_bytes));
+    }
     if progress.total_bytes == 0 {
         return String::new();
     }

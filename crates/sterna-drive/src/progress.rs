@@ -15,6 +15,9 @@ pub struct Progress {
     pub total_bytes: u64,
     /// Dirty bytes still to send.
     pub remaining_bytes: u64,
+    /// Before the first byte is sent: bytes of the guest's memory that its VM still loads from an image. Only Sterna
+    /// reports them.
+    pub missing_bytes: u64,
     /// Bytes sent so far.
     pub transferred_bytes: u64,
     /// Part of `transferred_bytes` that was sent on multifd channels.
@@ -92,6 +95,7 @@ impl Progress {
             },
             total_bytes: number("total"),
             remaining_bytes: number("remaining"),
+            missing_bytes: query["x-sterna-missing-bytes"].as_u64().unwrap_or(0),
             transferred_bytes: number("transferred"),
             multifd_bytes: number("multifd-bytes"),
             precopy_bytes: number("precopy-bytes"),

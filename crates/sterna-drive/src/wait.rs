@@ -104,6 +104,7 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
     let (mut told_paused, mut told_broken, mut told_waiting) = (false, false, false);
     let (mut has_switched, mut convergence) = (false, Convergence::default());
     let (mut stall, mut told_stalled, mut told_silent) = (Stall::default(), false, false);
+    let mut told_loading = false;
     loop {
         let progress = match vm.progress() {
             // QEMU answers no command while it writes a stopped guest's last bytes to a slow reader.
@@ -114,6 +115,9 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
             other => other?,
         };
         watcher.show(&progress);
+        if progress.missing_bytes > 0 && !std::mem::replace(&mut told_loading, true) {
+            watcher.note(&loads_first(vm, progress.missing_bytes));
+        }
         let is_over = progress.is_over();
         // The guest may already run at the destination, and the missing confirmation may never arrive.
         let is_unanswered = !vm.is_sterna() && is_unanswered(&trace, &progress);
@@ -201,6 +205,15 @@ pub fn watch(vm: &mut Vm, watcher: &mut dyn Watch, patience: Duration) -> Result
         }
     }
     Ok(trace)
+}
+
+/// The note about memory that is loaded before anything is sent.
+pub(crate) fn loads_first(vm: &Vm, missing_bytes: u64) -> String {
+    format!(
+        "{}: the guest was restored before its memory was loaded: the last {} MiB are loaded first, at full speed",
+        vm.at(),
+        missing_bytes.div_ceil(1 << 20)
+    )
 }
 
 /// Releases the monitors for a while. A QEMU's monitor serves one client at a time, and `sterna recover` needs it to

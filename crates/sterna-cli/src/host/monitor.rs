@@ -17,7 +17,8 @@ use super::hosted::Hosted;
 use super::restored::{QUERY_RESTORE, Restored};
 
 /// Commands that would wait without end for a page that cannot be loaded.
-const NEED_MEMORY: [&str; 4] = ["cont", "migrate", "x-sterna-check-guest", "x-sterna-query-guest"];
+const NEED_MEMORY: [&str; 5] =
+    ["cont", "migrate", "x-sterna-live-save", "x-sterna-check-guest", "x-sterna-query-guest"];
 
 /// The commands about the guest inside. All but the last are for guests that write their memory by rules.
 #[rustfmt::skip]

@@ -86,9 +86,13 @@ impl Restored {
         self.failure.get().map(String::as_str)
     }
 
-    /// Ends the pager, after the guest's threads have ended. Returns the recorded working set.
+    /// Returns the recorded working set, after the guest's threads have ended and before the process ends.
     pub fn end(&self) -> Option<WorkingSet> {
-        self.pager.lock().take().and_then(|pager| pager.working_set())
+        let pager = self.pager.lock().take()?;
+        let recorded = pager.working_set();
+        // Its threads may wait for a slow image. The end of the process ends them.
+        std::mem::forget(pager);
+        recorded
     }
 
     /// Answers `x-sterna-query-restore`.

@@ -17,6 +17,7 @@ mod dirty_limit;
 mod exit_statuses;
 mod exposition;
 mod interrupted;
+mod lazy_saves;
 mod limits;
 mod live;
 mod migrate_settings;

@@ -10,19 +10,32 @@ use serde_json::{Value, json};
 use sterna_drive::Vm;
 use sterna_qmp::Endpoint;
 
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A VM that is killed when the test ends.
-struct Machine {
-    child: Child,
-    socket: PathBuf,
+pub(crate) struct Machine {
+    pub(crate) child: Child,
+    pub(crate) socket: PathBuf,
     errors: PathBuf,
 }
 
 impl Machine {
-    fn start(directory: &Path, name: &str, kind: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(directory: &Path, name: &str, kind: &str, more: &[&str]) -> Self {
+        Self::start_with(directory, name, kind, more, &|_| {})
+    }
+
+    /// `set` changes the command before it starts.
+    pub(crate) fn start_with(
+        directory: &Path,
+        name: &str,
+        kind: &str,
+        more: &[&str],
+        set: &dyn Fn(&mut Command),
+    ) -> Self {
         let (socket, errors) = (directory.join(name), directory.join(format!("{name}.log")));
-        let child = Command::new(env!("CARGO_BIN_EXE_sterna"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sterna"));
+        set(&mut command);
+        let child = command
             // The checker of the KVM machine takes the fill from the command line.
             .args(["run", "--ram=64M", "--rate=2000", "--fill=half"])
             .arg(format!("--machine={kind}"))
@@ -39,14 +52,14 @@ impl Machine {
         machine
     }
 
-    fn restored(directory: &Path, name: &str, kind: &str, image: &Path, more: &[&str]) -> Self {
+    pub(crate) fn restored(directory: &Path, name: &str, kind: &str, image: &Path, more: &[&str]) -> Self {
         let image = format!("--restore={}", image.display());
         let machine = Self::start(directory, name, kind, &[&[image.as_str()], more].concat());
         machine.until("the guest can run", |restore| restore["start-time"].is_number());
         machine
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.errors).unwrap_or_default()
     }
 
@@ -64,16 +77,16 @@ impl Machine {
         }
     }
 
-    fn ask(&self, command: &str, arguments: Value) -> Value {
+    pub(crate) fn ask(&self, command: &str, arguments: Value) -> Value {
         self.try_ask(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}; {}", self.log()))
     }
 
-    fn try_ask(&self, command: &str, arguments: Value) -> Result<Value, String> {
+    pub(crate) fn try_ask(&self, command: &str, arguments: Value) -> Result<Value, String> {
         let mut vm = Vm::connect(&Endpoint::Unix(self.socket.clone())).map_err(|error| error.to_string())?;
         vm.execute(command, arguments).map_err(|error| error.to_string())
     }
 
-    fn until(&self, what: &str, found: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn until(&self, what: &str, found: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + LIMIT;
         loop {
             let restore = self.ask("x-sterna-query-restore", Value::Null);
@@ -85,13 +98,13 @@ impl Machine {
         }
     }
 
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         let checked = self.ask("x-sterna-check-guest", Value::Null);
         assert_eq!(checked["consistent"], json!(true), "{checked}");
     }
 
     /// Moves the guest to `target`, which waits.
-    fn migrate(&self, address: &str, postcopy: bool, target: &Self) {
+    pub(crate) fn migrate(&self, address: &str, postcopy: bool, target: &Self) {
         if postcopy {
             let on = json!({"capabilities": [{"capability": "postcopy-ram", "state": true},
                 {"capability": "return-path", "state": true}]});
@@ -127,20 +140,20 @@ impl Drop for Machine {
     }
 }
 
-fn sterna(arguments: &[&str]) -> Output {
+pub(crate) fn sterna(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_sterna")).args(arguments).output().unwrap()
 }
 
-fn done(output: &Output) {
+pub(crate) fn done(output: &Output) {
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
 }
 
-fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// The kinds of machines that this host can run.
-fn kinds() -> Vec<&'static str> {
+pub(crate) fn kinds() -> Vec<&'static str> {
     match sterna_cli::host::kvm_usable() {
         Ok(()) => vec!["process", "kvm"],
         Err(why) => {
@@ -151,7 +164,7 @@ fn kinds() -> Vec<&'static str> {
 }
 
 /// Saves a guest that has run for some time.
-fn image(directory: &Path, kind: &str, name: &str) -> PathBuf {
+pub(crate) fn image(directory: &Path, kind: &str, name: &str) -> PathBuf {
     let source = Machine::start(directory, "source.qmp", kind, &[]);
     let deadline = Instant::now() + LIMIT;
     let written = |guest: &Value| guest["steps"][0].as_u64().unwrap_or(0);
@@ -316,12 +329,15 @@ fn what_cannot_be_restored_is_refused() {
     let (status, error) = run(&["--ram=128M"]);
     assert_eq!(status, Some(1), "{error}");
     assert!(error.contains("cannot be loaded"), "{error}");
+    let (status, error) = run(&["--ram=64M", "--lazy", "--backing=huge1g"]);
+    assert_eq!(status, Some(2), "{error}");
+    assert!(error.contains("at most 2 MiB") && error.contains("huge2m"), "{error}");
     let (status, error) = run(&["--ram=64M", "--incoming=defer"]);
     assert_eq!(status, Some(2), "{error}");
 }
 
 /// The exit status, when the process has ended.
-fn ended(child: &mut Child) -> Option<i32> {
+pub(crate) fn ended(child: &mut Child) -> Option<i32> {
     let deadline = Instant::now() + LIMIT;
     loop {
         if let Some(status) = child.try_wait().unwrap() {

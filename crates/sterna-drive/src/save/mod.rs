@@ -1,7 +1,8 @@
 //! Saves a guest into an image through its monitor.
 //!
 //! # Steps of a save
-//! The guest is stopped, and written once, at full speed. QEMU writes the formats that it knows itself ([`written`]):
+//! A guest of Sterna's own VM that was restored before its memory was loaded gets all of it first, while it runs ([`rest`]).
+//! Then the guest is stopped, and written once, at full speed. QEMU writes the formats that it knows itself ([`written`]):
 //! it gets descriptors of a staging file, so that its mount namespace and user do not matter. Other formats are
 //! compressed here, from a stream that arrives through a pipe ([`piped`]). Then the image is checked, flushed to the
 //! disk, and renamed to its place.
@@ -21,6 +22,7 @@ mod head;
 mod newest;
 mod piped;
 mod request;
+mod rest;
 mod run_state;
 mod setup;
 pub(crate) mod stream;
@@ -78,7 +80,11 @@ pub struct Saved {
 pub fn save(vm: &mut Vm, request: &SaveRequest, watcher: &mut dyn Watch) -> Result<Saved, DriveError> {
     let began = Instant::now();
     let settings = Settings::read(vm)?;
-    let state = setup::check(vm, &settings, request)?;
+    let mut state = setup::check(vm, &settings, request)?;
+    if rest::load(vm, watcher)? {
+        // An operator may have paused or started the guest meanwhile.
+        state = setup::check(vm, &settings, request)?;
+    }
     let was_running = state == RUNNING;
     let is_live = was_running || state == "suspended";
     let mut road = Road::begin(vm, &settings, request, &state)?;

@@ -54,6 +54,7 @@ impl Handler for MigrationControl {
                 let to = with_descriptor(address::from_uri(text("uri")?)?, context, false)?;
                 self.live_save(&to, arguments).map(done)
             }
+            "x-sterna-complete-memory" => self.complete_memory(arguments, context),
             "x-sterna-query-live-save" => Ok(self.query_live_save()),
             "migrate-incoming" => {
                 if Arguments(arguments).flag("exit-on-error")? {

@@ -1,5 +1,6 @@
 //! The migrations of one VM: settings, present state, and the rules when a command is refused.
 
+mod completing;
 mod dirty;
 mod live_save;
 mod operating;

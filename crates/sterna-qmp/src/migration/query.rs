@@ -62,6 +62,9 @@ pub(crate) fn outgoing(statistics: &Statistics, downtime_limit: Duration, window
     }
     info.insert("status".into(), status_word(status).into());
     info.insert("total-time".into(), milliseconds(statistics.total_time));
+    if status == Status::Setup && statistics.missing_bytes > 0 {
+        info.insert("x-sterna-missing-bytes".into(), statistics.missing_bytes.into());
+    }
     if status != Status::Setup {
         info.insert("setup-time".into(), milliseconds(statistics.setup_time));
         info.insert("ram".into(), ram(statistics));

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use serde_json::{Map, Value};
+use sterna::ram::Completing;
 
 use super::spec::{CommandSpec, EventSpec};
 use crate::error::QmpError;
@@ -28,6 +29,8 @@ pub struct Context {
     pub(crate) named_fds: Vec<(String, OwnedFd)>,
     pub(crate) received_fds: Vec<OwnedFd>,
     pub(crate) after_reply: Vec<Box<dyn FnOnce() + Send>>,
+    /// This client's request to load the rest of the guest's memory without pauses.
+    pub(crate) completing: Option<Completing>,
 }
 
 impl Context {

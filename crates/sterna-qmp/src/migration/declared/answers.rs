@@ -57,6 +57,12 @@ pub(super) const LIVE_SAVE: &[MemberSpec] = &[
     optional("error", Text, "Why there is no image."),
 ];
 
+pub(super) const COMPLETING: &[MemberSpec] = &[required(
+    "missing-bytes",
+    Integer,
+    "Bytes that are not loaded yet; 0: the guest has all of its memory.",
+)];
+
 pub(super) const BLOCK: &[MemberSpec] = &[
     required("device", Text, "The disk's name."),
     required("type", Text, "`unknown`."),
@@ -160,6 +166,11 @@ pub(crate) const MIGRATION: &[MemberSpec] = &[
         "x-sterna-undecided",
         Boolean,
         "`true`: the acknowledgement was lost; `x-sterna-decide` ends it.",
+    ),
+    optional(
+        "x-sterna-missing-bytes",
+        Integer,
+        "In `setup`: bytes of the guest's memory that are still loaded from the image that it was restored from.",
     ),
     optional("x-sterna-reconnect", Members(RECONNECT), "Connections that were lost and replaced."),
     optional("x-sterna-rdma", Members(RDMA), "Statistics of the RDMA adapter (specs/stream.md §8.3)."),

@@ -9,8 +9,8 @@ use super::query::STATUS_WORDS;
 use crate::server::MemberKind::{self, Array, Boolean, Integer, List, Members, String as Text, Word};
 use crate::server::{CommandSpec, MemberSpec, optional, required};
 use answers::{
-    BLOCK, CPU, DIRTY_LIMIT, DIRTY_RATE, KVM, LIVE_SAVE, MACHINE, MEMORY, NAME, PROPERTY, STATISTICS, TARGET,
-    TIME_UNITS, UUID,
+    BLOCK, COMPLETING, CPU, DIRTY_LIMIT, DIRTY_RATE, KVM, LIVE_SAVE, MACHINE, MEMORY, NAME, PROPERTY,
+    STATISTICS, TARGET, TIME_UNITS, UUID,
 };
 
 pub(crate) use answers::{COLO_STATUS, MIGRATION, PROTECTION, STATUS};
@@ -66,6 +66,10 @@ pub const COMMANDS: &[CommandSpec] = &[
     command("x-sterna-query-live-save", "Returns the state of the last live save; an empty object if there was none, or a \
                                          migration since.")
         .returns(Members(LIVE_SAVE)),
+    command("x-sterna-complete-memory", "Loads the rest of a lazily restored guest's memory without pauses, until this \
+                                         connection closes. Repeat it for the progress.").takes(&[
+        optional("stop", Boolean, "Restores the fill rate."),
+    ]).returns(Members(COMPLETING)),
     command("migrate-incoming", "Waits for a guest; the address is bound when the command returns.").takes(&[
         optional("uri", Text, "Address to listen at, or the file to load."),
         optional("channels", Array, "The same as a list with one channel, instead of `uri`."),

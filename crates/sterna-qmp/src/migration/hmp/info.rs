@@ -45,6 +45,9 @@ pub(super) fn migrate(query: &Value, all: bool) -> String {
     if let Some(address) = query.get("x-sterna-address") {
         line(format!("Address: \t\t{address}"));
     }
+    if let Some(missing) = query["x-sterna-missing-bytes"].as_u64() {
+        line(format!("Loaded first: \t\t{}", human(missing)));
+    }
     if let Some(percent) = query["cpu-throttle-percentage"].as_u64() {
         line(format!("CPU Throttle (%): \t{percent}"));
     }
