@@ -20,6 +20,7 @@ use sterna_interop::{Failure, Guest, Qemu, Root};
 use sterna_standby::Claims;
 use sterna_standby::machines::Ruling;
 use sterna_standby::machines::primary::{Because, Cause, Outcome};
+use sterna_testing::stretched;
 use sterna_transport::{Tls, TlsCredentials, TlsEndpoint};
 
 use crate::certificates::good_directory;
@@ -144,7 +145,7 @@ fn silent_standby_does_not_hold_qemu_up_for_longer_than_the_lease() -> Result<()
         let mut lab = Lab::new(&root, Guest::Boot, &["-device", "e1000,netdev=n0"])?;
         lab.primary.wait_for_ticks(2)?;
         let side = lab.standby(channels)?;
-        let lease = Duration::from_secs(3);
+        let lease = stretched(Duration::from_secs(3));
         let protection = lab.protect(&side, Some(lease), wins())?;
         lab.wait_until_held(&side, &protection, 3)?;
 
