@@ -61,7 +61,11 @@ pub fn fork(
     if trace.was_cancelled || sent.status == "cancelled" {
         return Err(DriveError::Cancelled("cancelled; the guest runs, and there is no copy".into()));
     }
-    let loaded = await_load(&mut copy, watcher)?;
+    // A source that failed may have sent nothing, and then the copy waits for its first byte.
+    let loaded = match sent.status == "completed" {
+        true => await_load(&mut copy, watcher)?,
+        false => copy.progress()?.status,
+    };
     if sent.status != "completed" || loaded != "completed" {
         // The copy knows best why it has not taken the guest.
         let theirs = copy.progress().ok().and_then(|progress| progress.error);

@@ -1,7 +1,7 @@
 //! Measures guests that are served by page faults: `cargo xtask bench faults [-- --mib N]`.
 //!
 //! - *Fault*: the time in which a guest's access to a missing page returns, while the background fill runs. The least that is
-//!   possible here is measured beside it: a thread that does nothing but answer.
+//!   possible here is measured with it: a thread that does nothing but answer.
 //! - *Work*: the speed of a guest that reads and writes a part of its memory, during the fill against afterwards.
 //! - *Start*: the time from the handshake to the first answered access, for 16 guests that start at the same time.
 //! - *Cloud Hypervisor*: saves and restores of its machines, and page requests of its walk through the memory.

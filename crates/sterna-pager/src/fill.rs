@@ -17,8 +17,8 @@ const AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// The body of the thread that fills memory, until the order is closed.
 pub(crate) fn work(service: &Service, rate: FillRate, buffer_bytes: usize) {
-    let mut fill =
-        Fill { service, pace: Pace::new(rate), processors: Processors::new(), spare: vec![0; buffer_bytes] };
+    let (pace, processors) = (Pace::new(rate), Processors::new(rate));
+    let mut fill = Fill { service, pace, processors, spare: vec![0; buffer_bytes] };
     let mut content = vec![0; buffer_bytes];
     while let Some(Job { offset, guests }) = service.order.next(&service.content) {
         // Guests with the same page size need the same bytes.

@@ -15,7 +15,8 @@ pub enum FillRate {
     BytesPerSecond(u64),
     /// Without a pause, except while faults wait.
     Max,
-    /// Only pages that a guest touches are placed. The guests need the pager until they end.
+    /// Only pages that a guest touches are placed, except while an operation needs all of the memory
+    /// (`sterna_ram::GuestRam::complete`). The guests need the pager until they end.
     Off,
 }
 

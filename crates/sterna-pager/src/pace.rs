@@ -77,8 +77,10 @@ pub(crate) struct Processors {
 }
 
 impl Processors {
-    pub(crate) fn new() -> Self {
-        Self { looked_at: Instant::now(), idle: idle_ticks() }
+    /// Only the adaptive rate reads the host's figures: a sandbox may forbid it.
+    pub(crate) fn new(rate: FillRate) -> Self {
+        let idle = if rate == FillRate::Adaptive { idle_ticks() } else { None };
+        Self { looked_at: Instant::now(), idle }
     }
 
     /// The number of processors that were idle since the last look, if it is time to look again.

@@ -28,7 +28,7 @@ pub struct Arguments {
     /// destroy a shared disk
     pub guest: Side,
     /// The status that you saw before you decided. In another status the decision is refused. Without this option, the
-    /// command takes the status at its start
+    /// command takes the status at its start, if a decision is possible in it
     #[arg(long, value_enum, value_name = "STATUS")]
     pub expect: Option<Seen>,
 }

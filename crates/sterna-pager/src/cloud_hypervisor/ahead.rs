@@ -78,7 +78,7 @@ impl Ahead {
     pub(super) fn work(&self, placement: &Placement, rate: Option<FillRate>) {
         let mut buffer = placement.buffer();
         let mut pace = rate.map(Pace::new);
-        let mut processors = Processors::new();
+        let mut processors = Processors::new(rate.unwrap_or(FillRate::Off));
         // When the pause began, and when it ends.
         let mut pause: Option<(Instant, Instant)> = None;
         loop {

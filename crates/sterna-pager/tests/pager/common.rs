@@ -177,6 +177,25 @@ impl GatedSource {
     }
 }
 
+/// Lets all reads through when it is dropped, also by a failed assertion.
+pub struct OpenAtEnd(pub Arc<GatedSource>);
+
+impl Drop for OpenAtEnd {
+    fn drop(&mut self) {
+        self.0.gate.lock().1 = usize::MAX >> 2;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Waits until `is_so`.
+pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 impl PageSource for GatedSource {
     fn name(&self) -> &str {
         "gated"

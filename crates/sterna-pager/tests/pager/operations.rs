@@ -7,7 +7,7 @@ use std::time::Duration;
 use sterna_pager::{FillRate, PageSource};
 use sterna_ram::{Backing, GuestRam, PAGE_SIZE};
 
-use crate::common::{GatedSource, MIB, SlowSource, World, until};
+use crate::common::{GatedSource, MIB, OpenAtEnd, SlowSource, World, eventually, until};
 use crate::own::{content, ram, serve};
 
 /// Waits until the server has placed all pages. The error: why it cannot.
@@ -34,9 +34,7 @@ fn operation_that_needs_all_memory_gets_it_at_any_rate() {
         completed(&ram).unwrap();
 
         assert_eq!(ram.missing_bytes(), 0);
-        while events.completed.load(Ordering::SeqCst) == 0 {
-            std::thread::yield_now();
-        }
+        eventually("the word of the completion", || events.completed.load(Ordering::SeqCst) > 0);
         assert!(!ram.is_filling() && events.reasons.lock().is_empty());
         assert!(content(&ram) == world.memory, "{rate:?}");
         drop(pager);
@@ -50,6 +48,8 @@ fn fill_that_was_off_is_off_again_after_the_operation() {
     let source = GatedSource::new(&world, 64 << 10);
     let name = "fill_that_was_off_is_off_again_after_the_operation";
     let Some((pager, _)) = serve(name, source.clone(), &ram, FillRate::Off) else { return };
+    // Dropped before the pager, whose end waits for its readers.
+    let _open = OpenAtEnd(source.clone());
 
     let (one, other) = (ram.complete().unwrap(), ram.complete().unwrap());
     source.let_through(2);
@@ -132,9 +132,7 @@ fn memory_is_complete_when_the_last_missing_pages_are_given_back() {
         }
 
         until(&pager, "the release", |guests| guests[0].is_over());
-        while events.completed.load(Ordering::SeqCst) == 0 {
-            std::thread::yield_now();
-        }
+        eventually("the word of the completion", || events.completed.load(Ordering::SeqCst) > 0);
         assert!(content(&ram).iter().all(|byte| *byte == 0), "{fill:?}");
         drop(pager);
     }

@@ -147,7 +147,7 @@ fn live_save_that_is_cancelled_or_meets_an_unreadable_page_leaves_the_guest_and_
 #[test]
 fn migration_connects_when_the_memory_is_whole_however_long_that_takes() {
     // The limit of the set-up is for the peer, which has nothing to answer yet.
-    let limits = WaitLimits { setup: Duration::from_millis(300), ..LIMITS };
+    let limits = WaitLimits { setup: sterna_testing::stretched(Duration::from_secs(2)), ..LIMITS };
     for (settings, capabilities) in [(parameters(), Capabilities::default()), multifd(2)] {
         let restored = Restored::new();
         let target = ProcessGuest::waiting(config()).expect("destination");
@@ -156,7 +156,7 @@ fn migration_connects_when_the_memory_is_whole_however_long_that_takes() {
 
         let migration = start(&restored.guest, &incoming.address(), &params, capabilities, Arc::new(()));
         eventually("the server hurries", || restored.hurries() > 0);
-        std::thread::sleep(2 * limits.setup);
+        std::thread::sleep(limits.setup + Duration::from_millis(200));
         assert_lives_on(&restored.guest);
         assert_eq!(migration.status(), Status::Setup);
         assert_eq!(migration.statistics().missing_bytes, restored.guest.ram().total_bytes());

@@ -217,7 +217,7 @@ fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Resu
         let [before, after] = ["first", "second"].map(|name| record(&lab, name));
         assert_eq!((&before["state"], &before["guest_at"]), (&json!("discarded"), &json!("primary")));
         assert_eq!((&after["state"], &after["guest_at"]), (&json!("taken over"), &json!("standby")));
-        assert!(after["checkpoints"].as_u64() >= Some(10), "{after}");
+        assert!(after["checkpoints"].as_u64() >= Some(1), "{after}");
         if is_planned {
             Lab::talks_on(&root, &at("image"), heard)?;
         }

@@ -62,7 +62,7 @@ impl Network {
             {
                 later.extend(number_of(&frame));
             }
-            return Err(format!("frame {number} came behind {}, then {later:?}", self.last));
+            return Err(format!("frame {number} came after {}, then {later:?}", self.last));
         }
         self.last = number;
         Ok(true)
