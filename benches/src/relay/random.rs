@@ -40,6 +40,10 @@ pub(crate) fn measure(args: &Args) -> Result<Vec<Goal>, Failure> {
                 println!("seed {seed}: {why}");
             }
         }
+        // A long run that is stopped has told how far it was.
+        if (number + 1) % 50 == 0 {
+            println!("{} migrations: {moved} moved, {stayed} stayed, {wrong} wrong", number + 1);
+        }
     }
     println!("\n{} migrations with random cuts: {moved} moved, {stayed} stayed, {wrong} wrong", args.count);
     Ok(vec![Goal::of(
