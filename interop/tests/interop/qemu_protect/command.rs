@@ -195,13 +195,18 @@ fn both_commands_protect_a_qemu_and_the_image_knows_all_that_was_heard() -> Resu
         let (mut standby, mut protect) = both(&mut lab, "first")?;
         sterna_does(&["unprotect", &protect.socket])?;
         assert_eq!(protect.end()?.code(), Some(0));
-        wait("the first standby's end", || standby.0.try_wait().ok().flatten())?;
+        lab.network.hear_until("the first standby's end", || standby.0.try_wait().ok().flatten())?;
         lab.network.hear_more(20)?;
 
         let (mut standby, mut protect) = both(&mut lab, "second")?;
         let at = |what: &str| lab.directory.path().join(format!("{what}second"));
         if is_planned {
-            sterna_does(&["takeover", &at("standby").display().to_string(), "--planned"])?;
+            let mut takeover = sterna();
+            takeover.arg("takeover").arg(at("standby")).arg("--planned");
+            let mut takeover = Started(takeover.spawn().map_err(|error| error.to_string())?);
+            let ended = || takeover.0.try_wait().ok().flatten();
+            let status = lab.network.hear_until("the takeover's end", ended)?;
+            assert!(status.success(), "{status}");
         } else {
             lab.primary.kill();
         }

@@ -96,6 +96,24 @@ impl Network {
         Ok(())
     }
 
+    /// Reads frames until `look` finds what it waits for. The socket has room for some 280 frames. QEMU keeps later ones, and
+    /// they are lost when it ends.
+    pub(super) fn hear_until<T>(
+        &mut self,
+        what: &str,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Result<T, Failure> {
+        let begin = Instant::now();
+        while begin.elapsed() < PATIENCE {
+            while self.hear(Duration::from_millis(1))? {}
+            if let Some(found) = look() {
+                return Ok(found);
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Err(format!("{what} did not come"))
+    }
+
     /// Accepts a gap in the numbers. Frames that were never released have been lost.
     pub(super) fn forget(&mut self) {
         self.last = 0;
