@@ -122,11 +122,9 @@ impl Idle {
                             let synced = SyncResult { took, dirtied_pages: 0, next_pages: 0, backlog };
                             next.extend(self.policy.handle(Input::Synced(synced, self.snapshot())));
                         }
-                        Output::Publish { tries_network } => {
-                            if tries_network {
-                                self.tries.push(self.now);
-                                self.send(TRIED_PAGES);
-                            }
+                        Output::Publish { tries_network: true } => {
+                            self.tries.push(self.now);
+                            self.send(TRIED_PAGES);
                         }
                         Output::RunDry { .. } => {
                             next.extend(self.policy.handle(Input::Flushed(self.snapshot())));
