@@ -45,7 +45,7 @@ pub enum SettingsError {
          Unix socket"
     )]
     CannotReconnect {
-        /// The transport.
+        /// What the connection is made of, as the message names it: a connected socket, or RDMA.
         over: &'static str,
     },
     /// TLS credentials with a file.

@@ -1,7 +1,6 @@
 //! Saves, snapshots, forks and the end of a guest that was restored before its memory was loaded, and still lacks pages.
 
 use std::fs;
-use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +12,7 @@ use sterna_drive::Vm;
 use sterna_qmp::Endpoint;
 
 use crate::object_storage::set;
-use crate::run_restore::{LIMIT, Machine, done, ended, image, kinds, sterna, text};
+use crate::run_restore::{LIMIT, Machine, damage, done, ended, image, kinds, sterna, text};
 use crate::s3_server::Server;
 
 /// Nothing is loaded that the guest does not touch.
@@ -141,12 +140,7 @@ fn damaged_frame_fails_the_operation_by_its_name_and_the_guest_stays_as_it_was()
     for kind in kinds() {
         let directory = tempfile::tempdir().unwrap();
         let image = image(directory.path(), kind, "vm.sterna");
-        let length = fs::metadata(&image).unwrap().len();
-        let mut file = fs::OpenOptions::new().write(true).open(&image).unwrap();
-        for at in (length / 4..length * 3 / 4).step_by(4096) {
-            file.seek(SeekFrom::Start(at)).unwrap();
-            file.write_all(&[0xa5; 64]).unwrap();
-        }
+        damage(&image);
         // A guest that runs would touch such a page.
         let lazy = Machine::restored(directory.path(), "lazy", kind, &image, &[&OFF[..], &["-S"]].concat());
         let socket = lazy.socket.to_str().unwrap();

@@ -1,7 +1,7 @@
 //! `sterna run --restore`: guests of Sterna's own VMM out of images, before and after their memory is loaded.
 
 use std::fs;
-use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -245,18 +245,21 @@ fn save_of_a_guest_that_lacks_pages_has_all_of_them() {
     }
 }
 
+/// Damages the frames of pages, which are in the middle of the file: none of them has its digest any more.
+pub(crate) fn damage(image: &Path) {
+    let length = fs::metadata(image).unwrap().len();
+    let file = fs::OpenOptions::new().write(true).open(image).unwrap();
+    for at in (length / 4..length * 3 / 4).step_by(4096) {
+        file.write_all_at(&[0xa5; 64], at).unwrap();
+    }
+}
+
 #[test]
 fn guest_whose_page_is_damaged_is_stopped_and_the_page_and_frame_are_named() {
     for kind in kinds() {
         let directory = tempfile::tempdir().unwrap();
         let image = image(directory.path(), kind, "vm.sterna");
-        // Frames of pages are in the middle of the file: none of them has its digest any more.
-        let length = fs::metadata(&image).unwrap().len();
-        let mut file = fs::OpenOptions::new().write(true).open(&image).unwrap();
-        for at in (length / 4..length * 3 / 4).step_by(4096) {
-            file.seek(SeekFrom::Start(at)).unwrap();
-            file.write_all(&[0xa5; 64]).unwrap();
-        }
+        damage(&image);
 
         let mut lazy =
             Machine::restored(directory.path(), "lazy", kind, &image, &["--lazy", "--fill-rate=off"]);

@@ -169,11 +169,7 @@ impl GatedSource {
 
     /// Waits until so many reads have begun.
     pub fn until(&self, what: &str, is_so: impl Fn(usize) -> bool) {
-        let end = Instant::now() + PATIENCE;
-        while !is_so(self.reads()) {
-            assert!(Instant::now() < end, "{what}: {} reads", self.reads());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        eventually(what, || is_so(self.reads()));
     }
 }
 
